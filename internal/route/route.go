@@ -95,6 +95,8 @@ const (
 	ReasonAdapter Reason = "adapter"
 	// ReasonRotation: round robin or random.
 	ReasonRotation Reason = "rotation"
+	// ReasonProbe: an idle replica was tried so that what is believed of it is tested again.
+	ReasonProbe Reason = "probe"
 	// ReasonOnly: there was one candidate.
 	ReasonOnly Reason = "only"
 	// ReasonSaturated: all candidates are over their thresholds; the least bad was taken.

@@ -1,0 +1,47 @@
+package route
+
+import (
+	"math"
+	"sync/atomic"
+)
+
+// leastLoad picks the candidate with the fewest requests in flight for its weight. Among equals the one with fewer queued
+// tokens goes first, then chance.
+type leastLoad struct {
+	ties atomic.Uint64
+}
+
+func (p *leastLoad) cost(_ *Request, c *Candidate, _ survey) float64 {
+	return float64(c.load()) / c.weight()
+}
+
+func (p *leastLoad) pick(req *Request, candidates []Candidate, s survey) Decision {
+	return Decision{Index: pickLeastLoaded(req, candidates, s, mix(p.ties.Add(1))), Reason: ReasonLoad}
+}
+
+// pickLeastLoaded returns the allowed candidate with the least load; key breaks ties.
+func pickLeastLoaded(req *Request, candidates []Candidate, s survey, key uint64) int {
+	best := -1
+	bestLoad, bestTokens := math.Inf(1), math.Inf(1)
+	tie := tieBreak{key: key}
+	for i := range candidates {
+		c := &candidates[i]
+		if !s.allows(req, c) {
+			continue
+		}
+		load, tokens := float64(c.load())/c.weight(), float64(c.queuedTokens())/c.weight()
+		switch {
+		case best < 0 || load < bestLoad || (load == bestLoad && tokens < bestTokens):
+			best, bestLoad, bestTokens = i, load, tokens
+			tie.rank = -1
+		case load == bestLoad && tokens == bestTokens:
+			if tie.rank < 0 {
+				tie.better(&candidates[best])
+			}
+			if tie.better(c) {
+				best = i
+			}
+		}
+	}
+	return best
+}

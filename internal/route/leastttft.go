@@ -1,0 +1,149 @@
+package route
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// leastTTFT picks the candidate with the least expected time to first token:
+//
+//	(queued + w * uncached) / rate + decode term + KV term + adapter term
+//
+// A match attracts by the tokens it saves and by nothing else.
+type leastTTFT struct {
+	w              float64
+	decode         float64 // Seconds per request in flight.
+	imbalance      float64 // Seconds per request in flight beyond the mean and the slack.
+	imbalanceSlack float64
+	kv             float64 // Seconds at full KV use.
+	adapter        float64 // Seconds to load an adapter.
+	keyless        atomic.Uint64
+}
+
+func newLeastTTFT(o LeastTTFTOptions) *leastTTFT {
+	return &leastTTFT{
+		w:              or(o.UncachedWeight, 1.5),
+		decode:         or(o.DecodeCost, 2*time.Millisecond).Seconds(),
+		imbalance:      or(o.ImbalanceCost, 50*time.Millisecond).Seconds(),
+		imbalanceSlack: or(o.ImbalanceSlack, 4),
+		kv:             or(o.KVCost, 2*time.Second).Seconds(),
+		adapter:        or(o.AdapterCost, 500*time.Millisecond).Seconds(),
+	}
+}
+
+// rateStep is the ratio of neighboring steps to which learned rates are rounded. Two estimates of the same hardware differ by
+// a few percent; without rounding the luckiest replica would get every cold prompt, and no two gateways would agree.
+const rateStep = 1.5
+
+// maxRateSteps bounds how far a replica's rate may be from the median, in steps: about 8 times.
+const maxRateSteps = 5
+
+// rate is c's prefill rate for comparing, in tokens per second.
+func (s survey) rateOf(c *Candidate) float64 {
+	typical := s.rate * c.weight()
+	r := c.PrefillRate
+	if !(r > 0) || math.IsInf(r, 1) {
+		return typical
+	}
+	ratio := r / typical
+	if ratio > 0.817 && ratio < 1.224 { // Within half a step: no need for logarithms.
+		return typical
+	}
+	steps := math.Round(math.Log(ratio) / math.Log(rateStep))
+	return typical * math.Pow(rateStep, max(-maxRateSteps, min(maxRateSteps, steps)))
+}
+
+func (p *leastTTFT) cost(req *Request, c *Candidate, s survey) float64 {
+	uncached := float64(req.PromptTokens - req.match(c))
+	cost := (float64(c.queuedTokens()) + p.w*uncached) / s.rateOf(c)
+	w := c.weight()
+	load := float64(c.load()) / w
+	cost += p.decode * load
+	if over := load - s.meanLoad() - p.imbalanceSlack; over > 0 {
+		cost += p.imbalance * over
+	}
+	kv, ok := c.kvUsage()
+	if !ok {
+		kv = s.meanKV()
+	}
+	if over := (kv - 0.8) / 0.2; over > 0 {
+		cost += p.kv * over * over
+	}
+	if req.Adapter && c.Adapter != AdapterLoaded {
+		cost += p.adapter
+	}
+	return cost
+}
+
+// meanLoad is the mean number of requests for a replica of weight 1.
+func (s survey) meanLoad() float64 { return float64(s.load) / s.weight }
+
+// foreignTokens is the length assumed of a request that waits in an engine and came past the gateways.
+const foreignTokens = 1000
+
+// queuedTokens is the prefill work ahead on c in tokens: what the gateways sent, and what the engine says is waiting beyond
+// the gateways' requests.
+func (c *Candidate) queuedTokens() int64 {
+	q := max(0, c.QueuedTokens)
+	if c.MetricsFresh && c.Waiting > 0 {
+		if foreign := min(c.Waiting, c.Running+c.Waiting-c.InFlight); foreign > 0 {
+			q += foreignTokens * int64(foreign)
+		}
+	}
+	return q
+}
+
+func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decision {
+	best, ties := -1, 0
+	bestCost := math.Inf(1)
+	tie := tieBreak{key: req.Prefix}
+	if tie.key == 0 {
+		tie.key = mix(p.keyless.Add(1))
+	}
+	for i := range candidates {
+		c := &candidates[i]
+		if !s.allows(req, c) {
+			continue
+		}
+		cost := p.cost(req, c, s)
+		switch {
+		case cost < bestCost || best < 0:
+			best, bestCost, ties = i, cost, 1
+			tie.rank = -1 // Computed only once there is a second one.
+		case cost == bestCost:
+			if tie.rank < 0 {
+				tie.better(&candidates[best])
+			}
+			if tie.better(c) {
+				best = i
+			}
+			ties++
+		}
+	}
+	c := &candidates[best]
+	d := Decision{Index: best, ExpectedTTFT: expectedTTFT(req, c, s)}
+	match := req.match(c)
+	switch {
+	case match < s.maxMatch:
+		d.Reason = ReasonSpread
+	case match > s.minMatch:
+		d.Reason = ReasonPrefix
+	case match == 0 && ties > 1:
+		d.Reason = ReasonCold
+	default:
+		d.Reason = ReasonLoad
+	}
+	return d
+}
+
+// expectedTTFT is the estimate of the time to first token on c, without the weights and prices that only steer the choice
+// and without rounding of the rate.
+func expectedTTFT(req *Request, c *Candidate, s survey) time.Duration {
+	rate := c.PrefillRate
+	if !(rate > 0) || math.IsInf(rate, 1) {
+		rate = s.rate * c.weight()
+	}
+	seconds := (float64(c.queuedTokens()) + float64(req.PromptTokens-req.match(c))) / rate
+	return time.Duration(min(seconds, 1e6) * float64(time.Second))
+}
