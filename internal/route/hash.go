@@ -25,19 +25,103 @@ func rendezvous(key uint64, id *replica.ID, weight float64) float64 {
 	return -weight / math.Log(u)
 }
 
-// tieBreak keeps the best of equals. With a key it is the highest rendezvous rank, the same on every gateway; without one
-// every tie would go to the same replica, so a counter stands for the key.
-type tieBreak struct {
-	key  uint64
-	rank float64
+// displacement is rendezvous turned into a cost: the higher the rank, the nearer to 0; never above 1.
+func displacement(key uint64, c *Candidate) float64 {
+	return 1 - math.Exp(-1/rendezvous(key, &c.ID, c.weight()))
 }
 
-// better says whether c goes before the best so far.
-func (t *tieBreak) better(c *Candidate) bool {
-	rank := rendezvous(t.key, &c.ID, c.weight())
-	if rank > t.rank {
-		t.rank = rank
-		return true
-	}
-	return false
+// tieBreak keeps the first of equals by rendezvous rank for a key. Ranks are computed only once there are two.
+type tieBreak struct {
+	key   uint64
+	ties  int // How many are equal.
+	first int
+	rank  float64
 }
+
+// start begins anew with candidate i as the only best.
+func (t *tieBreak) start(i int) {
+	t.first, t.ties, t.rank = i, 1, 0
+}
+
+// next adds candidate i as equal to the best and returns which of them goes first.
+func (t *tieBreak) next(candidates []Candidate, i int) int {
+	if t.ties == 1 {
+		t.rank = rendezvous(t.key, &candidates[t.first].ID, candidates[t.first].weight())
+	}
+	t.ties++
+	if rank := rendezvous(t.key, &candidates[i].ID, candidates[i].weight()); rank > t.rank {
+		t.first, t.rank = i, rank
+	}
+	return t.first
+}
+
+// The hashes below are what a gateway fills a Request with. All are the same in every process, none can be turned back into
+// what was hashed, and none is ever 0, which stands for "none".
+
+// HashSession returns the hash of a client's session key; 0 for an empty one.
+func HashSession(key string) uint64 {
+	if key == "" {
+		return 0
+	}
+	return nonzero(xxhash.Sum64String(key))
+}
+
+// HashText returns the hash of the first characters (code points) of text; 0 if there are none.
+func HashText(text string, characters int) uint64 {
+	if text == "" || characters < 1 {
+		return 0
+	}
+	end, n := len(text), 0
+	for i := range text {
+		if n == characters {
+			end = i
+			break
+		}
+		n++
+	}
+	return nonzero(xxhash.Sum64String(text[:end]))
+}
+
+// HashTokens returns the hash of the first n tokens; 0 if there are none.
+func HashTokens(tokens []uint32, n int) uint64 {
+	tokens = tokens[:max(0, min(n, len(tokens)))]
+	if len(tokens) == 0 {
+		return 0
+	}
+	h := uint64(len(tokens))
+	for _, t := range tokens {
+		h = mix(h ^ uint64(t))
+	}
+	return nonzero(h)
+}
+
+// shingle is how many consecutive tokens are one feature of SimHashOf.
+const shingle = 4
+
+// SimHashOf returns a locality-sensitive hash of the first n tokens: prompts that share most runs of four tokens differ in few
+// of its 64 bits. It is 0 if there are no tokens.
+func SimHashOf(tokens []uint32, n int) uint64 {
+	tokens = tokens[:max(0, min(n, len(tokens)))]
+	if len(tokens) == 0 {
+		return 0
+	}
+	var votes [64]int32
+	for i := range max(1, len(tokens)-shingle+1) {
+		h := uint64(0)
+		for _, t := range tokens[i:min(i+shingle, len(tokens))] {
+			h = mix(h ^ uint64(t))
+		}
+		for b := range votes {
+			votes[b] += int32(h>>b&1)*2 - 1
+		}
+	}
+	h := uint64(0)
+	for b, v := range votes {
+		if v > 0 {
+			h |= 1 << b
+		}
+	}
+	return nonzero(h)
+}
+
+func nonzero(h uint64) uint64 { return max(h, 1) }

@@ -1,22 +1,22 @@
 package route
 
-import (
-	"math"
-	"sync/atomic"
-)
+import "math"
 
 // leastLoad picks the candidate with the fewest requests in flight for its weight. Among equals the one with fewer queued
 // tokens goes first, then chance.
 type leastLoad struct {
-	ties atomic.Uint64
+	ties *sequence
 }
+
+func newLeastLoad(o Options) *leastLoad { return &leastLoad{ties: newSequence(o)} }
 
 func (p *leastLoad) cost(_ *Request, c *Candidate, _ survey) float64 {
 	return float64(c.load()) / c.weight()
 }
 
 func (p *leastLoad) pick(req *Request, candidates []Candidate, s survey) Decision {
-	return Decision{Index: pickLeastLoaded(req, candidates, s, mix(p.ties.Add(1))), Reason: ReasonLoad}
+	i := pickLeastLoaded(req, candidates, s, p.ties.next())
+	return Decision{Index: i, Reason: ReasonLoad}
 }
 
 // pickLeastLoaded returns the allowed candidate with the least load; key breaks ties.
@@ -33,14 +33,9 @@ func pickLeastLoaded(req *Request, candidates []Candidate, s survey, key uint64)
 		switch {
 		case best < 0 || load < bestLoad || (load == bestLoad && tokens < bestTokens):
 			best, bestLoad, bestTokens = i, load, tokens
-			tie.rank = -1
+			tie.start(i)
 		case load == bestLoad && tokens == bestTokens:
-			if tie.rank < 0 {
-				tie.better(&candidates[best])
-			}
-			if tie.better(c) {
-				best = i
-			}
+			best = tie.next(candidates, i)
 		}
 	}
 	return best

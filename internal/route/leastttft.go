@@ -2,7 +2,6 @@ package route
 
 import (
 	"math"
-	"sync/atomic"
 	"time"
 )
 
@@ -18,10 +17,11 @@ type leastTTFT struct {
 	imbalanceSlack float64
 	kv             float64 // Seconds at full KV use.
 	adapter        float64 // Seconds to load an adapter.
-	keyless        atomic.Uint64
+	ties           *sequence
 }
 
-func newLeastTTFT(o LeastTTFTOptions) *leastTTFT {
+func newLeastTTFT(opts Options) *leastTTFT {
+	o := opts.LeastTTFT
 	return &leastTTFT{
 		w:              or(o.UncachedWeight, 1.5),
 		decode:         or(o.DecodeCost, 2*time.Millisecond).Seconds(),
@@ -29,6 +29,7 @@ func newLeastTTFT(o LeastTTFTOptions) *leastTTFT {
 		imbalanceSlack: or(o.ImbalanceSlack, 4),
 		kv:             or(o.KVCost, 2*time.Second).Seconds(),
 		adapter:        or(o.AdapterCost, 500*time.Millisecond).Seconds(),
+		ties:           newSequence(opts),
 	}
 }
 
@@ -95,12 +96,8 @@ func (c *Candidate) queuedTokens() int64 {
 }
 
 func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decision {
-	best, ties := -1, 0
-	bestCost := math.Inf(1)
-	tie := tieBreak{key: req.Prefix}
-	if tie.key == 0 {
-		tie.key = mix(p.keyless.Add(1))
-	}
+	best, bestCost := -1, math.Inf(1)
+	tie := tieBreak{key: p.ties.key(req)}
 	for i := range candidates {
 		c := &candidates[i]
 		if !s.allows(req, c) {
@@ -108,28 +105,22 @@ func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decisio
 		}
 		cost := p.cost(req, c, s)
 		switch {
-		case cost < bestCost || best < 0:
-			best, bestCost, ties = i, cost, 1
-			tie.rank = -1 // Computed only once there is a second one.
+		case best < 0 || cost < bestCost:
+			best, bestCost = i, cost
+			tie.start(i)
 		case cost == bestCost:
-			if tie.rank < 0 {
-				tie.better(&candidates[best])
-			}
-			if tie.better(c) {
-				best = i
-			}
-			ties++
+			best = tie.next(candidates, i)
 		}
 	}
 	c := &candidates[best]
-	d := Decision{Index: best, ExpectedTTFT: expectedTTFT(req, c, s)}
+	d := Decision{Index: best}
 	match := req.match(c)
 	switch {
 	case match < s.maxMatch:
 		d.Reason = ReasonSpread
 	case match > s.minMatch:
 		d.Reason = ReasonPrefix
-	case match == 0 && ties > 1:
+	case match == 0 && tie.ties > 1:
 		d.Reason = ReasonCold
 	default:
 		d.Reason = ReasonLoad

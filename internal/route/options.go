@@ -38,6 +38,9 @@ type Options struct {
 	// what is believed of it (a prefill rate learned on a bad day) is tested again. 0 means 1024; below 0 turns it off.
 	// Requests that a session key binds are never probes.
 	ProbeEvery int `yaml:"probe_every"`
+	// Seed makes gateways differ where they should: each starts its round robin at another replica and draws other random
+	// numbers. What gateways must agree on does not depend on it. The gateway sets it; it is not part of the configuration.
+	Seed uint64 `yaml:"-"`
 	// Saturation says which replicas are kept out of any policy's choice while others are not saturated.
 	Saturation SaturationOptions `yaml:"saturation"`
 
@@ -113,6 +116,8 @@ type PrefixHashOptions struct {
 
 // SimHashOptions tune the policy simhash.
 type SimHashOptions struct {
+	// Tokens is how many tokens of the prompt are hashed. 0 means 4096.
+	Tokens int `yaml:"tokens"`
 	// LoadFactor bounds a replica's requests in flight, in parts of the mean. 0 means 1.25; below 0 turns the bound off.
 	LoadFactor float64 `yaml:"load_factor"`
 }
@@ -137,11 +142,11 @@ type WeightedOptions struct {
 
 // LongestPrefixOptions tune the policy longest-prefix.
 type LongestPrefixOptions struct {
-	// MinMatch is the part of the prompt, 0 to 1, that must match for the match to decide. 0 means 0.3; below 0 any match
+	// MinMatch is the part of the prompt, 0 to 1, that must match for the match to decide. 0 means 0.5; below 0 any match
 	// decides.
 	MinMatch float64 `yaml:"min_match"`
 	// BalanceAbs and BalanceRel are the imbalance gate: the least loaded replica is taken, whatever matches, when the highest
-	// load is more than BalanceAbs requests and more than BalanceRel times over the lowest. 0 means 64 and 1.5; BalanceAbs
+	// load is more than BalanceAbs requests and more than BalanceRel times over the lowest. 0 means 32 and 1.1; BalanceAbs
 	// below 0 turns the gate off.
 	BalanceAbs int     `yaml:"balance_abs"`
 	BalanceRel float64 `yaml:"balance_rel"`
@@ -172,6 +177,7 @@ func (o Options) Validate() error {
 	if f := o.PrefixHash.LoadFactor; f != 0 {
 		finite("prefix_hash.load_factor", f, 1, 1e6)
 	}
+	finite("simhash.tokens", float64(o.SimHash.Tokens), 0, 1<<20)
 	if f := o.SimHash.LoadFactor; f > 0 {
 		finite("simhash.load_factor", f, 1, 1e6)
 	} else {

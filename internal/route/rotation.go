@@ -2,10 +2,36 @@ package route
 
 import "sync/atomic"
 
+// sequence is a source of keys where a request brings none: pseudorandom, different in each gateway that has its own seed, and
+// the same in every run.
+type sequence struct {
+	seed uint64
+	n    atomic.Uint64
+}
+
+func newSequence(o Options) *sequence { return &sequence{seed: mix(o.Seed)} }
+
+// next returns the next key.
+func (s *sequence) next() uint64 { return mix(s.seed ^ s.n.Add(1)) }
+
+// key returns the request's own key for breaking ties, if it has one.
+func (s *sequence) key(req *Request) uint64 {
+	if req.Prefix != 0 {
+		return req.Prefix
+	}
+	return s.next()
+}
+
 // roundRobin takes the allowed candidates by turns, in the order given. With unlike weights it visits each in proportion, as
 // evenly spread as a golden-ratio sequence is.
 type roundRobin struct {
 	turn atomic.Uint64
+}
+
+func newRoundRobin(o Options) *roundRobin {
+	p := &roundRobin{}
+	p.turn.Store(o.Seed) // Gateways start at different replicas.
+	return p
 }
 
 func (p *roundRobin) cost(*Request, *Candidate, survey) float64 { return 0 }
@@ -20,6 +46,45 @@ func (p *roundRobin) pick(req *Request, candidates []Candidate, s survey) Decisi
 		d.Index = atWeight(req, candidates, s, unit(turn*golden)*s.weight)
 	}
 	return d
+}
+
+// randomPick takes any allowed candidate, in proportion to weight.
+type randomPick struct {
+	draws *sequence
+}
+
+func (p *randomPick) cost(*Request, *Candidate, survey) float64 { return 0 }
+
+func (p *randomPick) pick(req *Request, candidates []Candidate, s survey) Decision {
+	i := atWeight(req, candidates, s, unit(p.draws.next())*s.weight)
+	return Decision{Index: i, Reason: ReasonRotation}
+}
+
+// powerOfTwo draws two different allowed candidates and takes the less loaded one.
+type powerOfTwo struct {
+	draws *sequence
+}
+
+func (p *powerOfTwo) cost(_ *Request, c *Candidate, _ survey) float64 {
+	return float64(c.load()) / c.weight()
+}
+
+func (p *powerOfTwo) pick(req *Request, candidates []Candidate, s survey) Decision {
+	draw := p.draws.next()
+	n := uint64(s.allowed)
+	first := int(draw % n)
+	pick := nth(req, candidates, s, first)
+	if n > 1 {
+		second := int(mix(draw) % (n - 1))
+		if second >= first {
+			second++
+		}
+		other := nth(req, candidates, s, second)
+		if p.cost(req, &candidates[other], s) < p.cost(req, &candidates[pick], s) {
+			pick = other
+		}
+	}
+	return Decision{Index: pick, Reason: ReasonLoad}
 }
 
 // unit maps x to [0, 1).

@@ -109,7 +109,8 @@ type Decision struct {
 	Index int
 	// Reason is why.
 	Reason Reason
-	// ExpectedTTFT is the expected time to first token on the pick; 0 if the policy does not estimate it.
+	// ExpectedTTFT is the expected time to first token on the pick, whatever the policy: queued and uncached tokens at the
+	// replica's prefill rate.
 	ExpectedTTFT time.Duration
 }
 

@@ -68,7 +68,7 @@ func randomRequest(rng *rand.Rand) *Request {
 
 func TestPickHasTheBestCostUnderRandomLoads(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, name := range []string{LeastTTFT, LeastLoad} {
+	for _, name := range []string{LeastTTFT, Session, PrefixHash, SimHash, Weighted, LongestPrefix, LeastLoad} {
 		p := newPolicy(t, noProbes(name))
 		for range 20_000 {
 			req := randomRequest(rng)
@@ -97,10 +97,7 @@ func TestPickAllocatesNothing(t *testing.T) {
 	req := &Request{PromptTokens: 5000, Prefix: 1, TextPrefix: 2, SimHash: 3, Session: 4, Adapter: true}
 	cs := randomCandidates(rng, 128, 5000)
 	for _, name := range Names() {
-		p, err := New(Options{Policy: name, ProbeEvery: 3})
-		if err != nil {
-			continue
-		}
+		p := newPolicy(t, Options{Policy: name, ProbeEvery: 3})
 		if n := testing.AllocsPerRun(200, func() { p.Pick(req, cs) }); n != 0 {
 			t.Errorf("%s: Pick allocates %v times, want 0", name, n)
 		}

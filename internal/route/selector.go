@@ -1,10 +1,6 @@
 package route
 
-import (
-	"fmt"
-	"math"
-	"sync/atomic"
-)
+import "math"
 
 // rule is what differs between policies. It sees the survey of the candidates and picks among those that the survey allows,
 // of which there is at least one.
@@ -20,7 +16,7 @@ type Selector struct {
 	rule       rule
 	limits     limits
 	probeEvery uint64
-	decisions  atomic.Uint64
+	probes     *sequence
 }
 
 var _ Policy = (*Selector)(nil)
@@ -30,7 +26,7 @@ func New(opts Options) (*Selector, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Selector{name: opts.Policy, limits: newLimits(opts)}
+	s := &Selector{name: opts.Policy, limits: newLimits(opts), probes: newSequence(opts)}
 	if every := or(opts.ProbeEvery, 1024); every > 0 {
 		s.probeEvery = uint64(every)
 	}
@@ -39,13 +35,27 @@ func New(opts Options) (*Selector, error) {
 	}
 	switch s.name {
 	case LeastTTFT:
-		s.rule = newLeastTTFT(opts.LeastTTFT)
+		s.rule = newLeastTTFT(opts)
+	case Session:
+		s.rule = newSession(opts)
+	case PrefixHash:
+		s.rule = newPrefixHash(opts)
+	case SimHash:
+		s.rule = newSimHash(opts)
+	case Weighted:
+		s.rule = newWeighted(opts)
+	case LongestPrefix:
+		s.rule = newLongestPrefix(opts)
 	case LeastLoad:
-		s.rule = &leastLoad{}
+		s.rule = newLeastLoad(opts)
+	case PowerOfTwo:
+		s.rule = &powerOfTwo{draws: newSequence(opts)}
 	case RoundRobin:
-		s.rule = &roundRobin{}
+		s.rule = newRoundRobin(opts)
+	case Random:
+		s.rule = &randomPick{draws: newSequence(opts)}
 	default:
-		return nil, fmt.Errorf("policy: %q is not available", s.name)
+		panic("BUG: a policy without a rule: " + s.name)
 	}
 	return s, nil
 }
@@ -60,9 +70,10 @@ func (s *Selector) Pick(req *Request, candidates []Candidate) (d Decision, ok bo
 		return Decision{}, false
 	}
 	if i, ok := s.probe(req, candidates); ok {
-		return Decision{Index: i, Reason: ReasonProbe}, true
+		return Decision{Index: i, Reason: ReasonProbe, ExpectedTTFT: expectedTTFT(req, &candidates[i], sv)}, true
 	}
 	d = s.rule.pick(req, candidates, sv)
+	d.ExpectedTTFT = expectedTTFT(req, &candidates[d.Index], sv)
 	switch {
 	case sv.level >= levelSaturated:
 		d.Reason = ReasonSaturated
@@ -93,7 +104,7 @@ func (s *Selector) probe(req *Request, candidates []Candidate) (int, bool) {
 	if s.probeEvery == 0 || (s.name == Session && req.Session != 0) {
 		return 0, false
 	}
-	n := mix(s.decisions.Add(1))
+	n := s.probes.next()
 	if n%s.probeEvery != 0 || len(candidates) < 2 {
 		return 0, false
 	}
