@@ -1,0 +1,78 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// failure is a kind of Redis error. The set is closed: it is a metric's label.
+type failure uint8
+
+const (
+	failTimeout   failure = iota // no answer in time, or no free connection
+	failNetwork                  // refused, reset, unresolvable, closed
+	failAuth                     // wrong password, missing rights
+	failLoading                  // starting, or in a failover
+	failReadOnly                 // a write reached a replica
+	failFull                     // maxmemory reached under noeviction
+	failWrongType                // somebody else's value under one of our keys
+	failCluster                  // slots not served, or moving faster than redirections are followed
+	failReply                    // any other error reply
+	failures
+)
+
+var failureNames = [failures]string{"timeout", "network", "auth", "loading", "read_only", "full", "wrong_type", "cluster", "reply"}
+
+func kindOf(err error) failure {
+	var netErr net.Error
+	var reply redis.Error
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
+		errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+		return failTimeout
+	case redis.IsAuthError(err), redis.IsPermissionError(err):
+		return failAuth
+	case redis.IsLoadingError(err), redis.IsMasterDownError(err):
+		return failLoading
+	case redis.IsReadOnlyError(err):
+		return failReadOnly
+	case redis.IsOOMError(err):
+		return failFull
+	case redis.IsClusterDownError(err), redis.IsTryAgainError(err):
+		return failCluster
+	case errors.As(err, &netErr):
+		if netErr.Timeout() {
+			return failTimeout
+		}
+		return failNetwork
+	case errors.As(err, &reply):
+		if _, moved := redis.IsMovedError(err); moved {
+			return failCluster
+		}
+		if _, ask := redis.IsAskError(err); ask {
+			return failCluster
+		}
+		switch {
+		case strings.HasPrefix(reply.Error(), "WRONGTYPE "):
+			return failWrongType
+		case strings.HasPrefix(reply.Error(), "CROSSSLOT "):
+			return failCluster
+		}
+		return failReply
+	}
+	return failNetwork
+}
+
+// answered reports whether the error is Redis speaking rather than its absence, in which case other keys may be well.
+func (f failure) answered() bool {
+	switch f {
+	case failReadOnly, failFull, failWrongType, failReply:
+		return true
+	default:
+		return false
+	}
+}
