@@ -19,6 +19,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"maps"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -177,9 +178,7 @@ func (f *forward) rewrite(pr *httputil.ProxyRequest) {
 			}
 		}
 	}
-	for name, values := range f.call.Header {
-		h[name] = values
-	}
+	maps.Copy(h, f.call.Header)
 	if f.call.Body != nil {
 		// The body is here already; a replica must not be made to ask for it.
 		h.Del("Expect")

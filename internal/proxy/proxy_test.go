@@ -301,7 +301,7 @@ func TestAnotherReplicaTakesOverBeforeTheFirstByte(t *testing.T) {
 			readRequest(r)
 			io.WriteString(c, "+PONG\r\n")
 		}), ResultFailed},
-		{"answers 503", backend(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }), ResultRefused},
+		{"answers 503", backend(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }), ResultRefused},
 		{"has no address", "::", ResultDial},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -313,7 +313,7 @@ func TestAnotherReplicaTakesOverBeforeTheFirstByte(t *testing.T) {
 			})
 			rg := newRig(t, Options{}, c.dead, live)
 			resp, got := post(t, rg.URL, `{"a":1}`)
-			if resp.StatusCode != 200 || got != "alive" || !slices.Equal(bodies, []string{`{"a":1} 2`}) {
+			if resp.StatusCode != http.StatusOK || got != "alive" || !slices.Equal(bodies, []string{`{"a":1} 2`}) {
 				t.Errorf("answer %d %q, live replica got %q", resp.StatusCode, got, bodies)
 			}
 			if o := rg.want(t, ResultOK, c.want, ResultOK); o.Attempts != 2 || o.Addr != live {
@@ -328,12 +328,12 @@ func TestAttemptsAreBounded(t *testing.T) {
 	refuse := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		asked++
 		w.Header().Set("Retry-After", "7")
-		w.WriteHeader(503)
+		w.WriteHeader(http.StatusServiceUnavailable)
 		io.WriteString(w, "busy")
 	})
 	rg := newRig(t, Options{MaxAttempts: 2}, refuse, refuse, refuse)
 	resp, got := post(t, rg.URL, "{}")
-	if resp.StatusCode != 503 || got != "busy" || resp.Header.Get("Retry-After") != "7" || asked != 2 {
+	if resp.StatusCode != http.StatusServiceUnavailable || got != "busy" || resp.Header.Get("Retry-After") != "7" || asked != 2 {
 		t.Errorf("answer %d %q after %d requests, want the second replica's own 503", resp.StatusCode, got, asked)
 	}
 	rg.want(t, ResultOK, ResultRefused, ResultOK)
@@ -437,18 +437,18 @@ func TestACleanEndIsRelayedEvenIfEmpty(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.(http.Flusher).Flush()
 	}))
-	if resp, got := post(t, rg.URL, "{}"); resp.StatusCode != 200 || got != "" {
+	if resp, got := post(t, rg.URL, "{}"); resp.StatusCode != http.StatusOK || got != "" {
 		t.Errorf("answer %d %q", resp.StatusCode, got)
 	}
 	rg.want(t, ResultOK, ResultOK)
 	rg.addrs = []string{backend(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })}
-	if resp, _ := post(t, rg.URL, ""); resp.StatusCode != 204 {
+	if resp, _ := post(t, rg.URL, ""); resp.StatusCode != http.StatusNoContent {
 		t.Errorf("answer %d, want 204", resp.StatusCode)
 	}
 	rg.want(t, ResultOK, ResultOK)
 	rg.addrs = []string{backend(t, ok("text"))}
 	resp, err := http.Head(rg.URL)
-	if err != nil || resp.StatusCode != 200 || resp.ContentLength != 4 {
+	if err != nil || resp.StatusCode != http.StatusOK || resp.ContentLength != 4 {
 		t.Errorf("HEAD = %v, %v", resp, err)
 	}
 	rg.want(t, ResultOK, ResultOK)
@@ -565,7 +565,7 @@ func TestAStaleConnectionIsTriedAgainOnTheSameReplica(t *testing.T) {
 	rg := newRig(t, Options{}, addr)
 	body := strings.Repeat("x", 1<<20)
 	for i := range 10 {
-		if resp, got := post(t, rg.URL, body); resp.StatusCode != 200 || got != body {
+		if resp, got := post(t, rg.URL, body); resp.StatusCode != http.StatusOK || got != body {
 			t.Fatalf("request %d: %d, %d bytes", i, resp.StatusCode, len(got))
 		}
 		if o := rg.want(t, ResultOK, ResultOK); o.Attempts != 1 {
@@ -708,7 +708,7 @@ func (r *recorder) Chunk(p []byte) {
 
 func TestTheObserverSeesWhatTheClientGets(t *testing.T) {
 	rg := newRig(t, Options{}, backend(t, func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(201)
+		w.WriteHeader(http.StatusCreated)
 		for i := range 100 {
 			fmt.Fprintf(w, "data: %d\n\n", i)
 			w.(http.Flusher).Flush()
@@ -741,7 +741,7 @@ func TestUpgradesPass(t *testing.T) {
 	io.WriteString(c, "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 	r := bufio.NewReader(c)
 	resp, err := http.ReadResponse(r, nil)
-	if err != nil || resp.StatusCode != 101 {
+	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatalf("answer %v, %v", resp, err)
 	}
 	io.WriteString(c, "hello\n")

@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"bufio"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -143,7 +142,7 @@ func FreePort(tb testing.TB) int {
 	defer func() { _ = l.Close() }()
 	addr, ok := l.Addr().(*net.TCPAddr)
 	if !ok {
-		tb.Fatal(fmt.Sprintf("listener has address %v", l.Addr()))
+		tb.Fatalf("listener has address %v", l.Addr())
 	}
 	return addr.Port
 }
