@@ -100,8 +100,15 @@ func TestMarksChangeTheirBlockAndAllAfter(t *testing.T) {
 func TestHittable(t *testing.T) {
 	for _, c := range []struct{ n, b, want int }{
 		// Observed of vLLM with blocks of 32.
-		{32, 32, 0}, {33, 32, 1}, {64, 32, 1}, {70, 32, 2},
-		{0, 32, 0}, {-1, 32, 0}, {5, 0, 0}, {1, 1, 0}, {2, 1, 1},
+		{32, 32, 0},
+		{33, 32, 1},
+		{64, 32, 1},
+		{70, 32, 2},
+		{0, 32, 0},
+		{-1, 32, 0},
+		{5, 0, 0},
+		{1, 1, 0},
+		{2, 1, 1},
 	} {
 		if got := Hittable(c.n, c.b); got != c.want {
 			t.Errorf("Hittable(%d, %d) = %d, want %d", c.n, c.b, got, c.want)
