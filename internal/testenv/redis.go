@@ -28,8 +28,10 @@ type RedisServer struct {
 	tb   testing.TB
 	dir  string
 	args []string
-	cmd  *exec.Cmd
-	done chan struct{}
+	// sentinel is the configuration file of a server that is a sentinel.
+	sentinel string
+	cmd      *exec.Cmd
+	done     chan struct{}
 }
 
 // StartRedis starts a redis-server on a free port of 127.0.0.1 with its own empty folder, no persistence, and args
@@ -58,6 +60,9 @@ func (s *RedisServer) start() {
 		s.tb.Fatalf("redis address %s: %v", s.Addr, err)
 	}
 	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--save", "", "--appendonly", "no"}, s.args...)
+	if s.sentinel != "" {
+		args = []string{s.sentinel, "--sentinel"}
+	}
 	s.cmd = exec.Command("redis-server", args...) //nolint:noctx // ended by Kill
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := s.cmd.StdoutPipe()
@@ -76,7 +81,7 @@ func (s *RedisServer) start() {
 		var once sync.Once
 		lines := bufio.NewScanner(out)
 		for lines.Scan() {
-			if strings.Contains(lines.Text(), "eady to accept connections") {
+			if strings.Contains(lines.Text(), "eady to accept connections") || strings.Contains(lines.Text(), "+monitor master") {
 				once.Do(func() { ready <- true })
 			}
 		}
