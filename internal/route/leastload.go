@@ -2,8 +2,7 @@ package route
 
 import "math"
 
-// leastLoad picks the candidate with the fewest requests in flight for its weight. Among equals the one with fewer queued
-// tokens goes first, then chance.
+// leastLoad picks the candidate with the fewest requests in flight for its weight; chance decides among equals.
 type leastLoad struct {
 	ties *sequence
 }
@@ -21,20 +20,19 @@ func (p *leastLoad) pick(req *Request, candidates []Candidate, s survey) Decisio
 
 // pickLeastLoaded returns the allowed candidate with the least load; key breaks ties.
 func pickLeastLoaded(req *Request, candidates []Candidate, s survey, key uint64) int {
-	best := -1
-	bestLoad, bestTokens := math.Inf(1), math.Inf(1)
+	best, bestLoad := -1, math.Inf(1)
 	tie := tieBreak{key: key}
 	for i := range candidates {
 		c := &candidates[i]
 		if !s.allows(req, c) {
 			continue
 		}
-		load, tokens := float64(c.load())/c.weight(), float64(c.queuedTokens())/c.weight()
+		load := float64(c.load()) / c.weight()
 		switch {
-		case best < 0 || load < bestLoad || (load == bestLoad && tokens < bestTokens):
-			best, bestLoad, bestTokens = i, load, tokens
+		case best < 0 || load < bestLoad:
+			best, bestLoad = i, load
 			tie.start(i)
-		case load == bestLoad && tokens == bestTokens:
+		case load == bestLoad:
 			best = tie.next(candidates, i)
 		}
 	}

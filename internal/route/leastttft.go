@@ -57,7 +57,8 @@ func (s survey) rateOf(c *Candidate) float64 {
 
 func (p *leastTTFT) cost(req *Request, c *Candidate, s survey) float64 {
 	uncached := float64(req.PromptTokens - req.match(c))
-	cost := (float64(c.queuedTokens()) + p.w*uncached) / s.rateOf(c)
+	rate := s.rateOf(c)
+	cost := (c.queuedTokens(rate) + p.w*uncached) / rate
 	w := c.weight()
 	load := float64(c.load()) / w
 	cost += p.decode * load
@@ -83,13 +84,18 @@ func (s survey) meanLoad() float64 { return float64(s.load) / s.weight }
 // foreignTokens is the length assumed of a request that waits in an engine and came past the gateways.
 const foreignTokens = 1000
 
-// queuedTokens is the prefill work ahead on c in tokens: what the gateways sent, and what the engine says is waiting beyond
-// the gateways' requests.
-func (c *Candidate) queuedTokens() int64 {
-	q := max(0, c.QueuedTokens)
+// queuedTokens is the prefill work ahead on c in tokens: what the gateways sent, less what is done of the first prompt at the
+// given rate, and what the engine says is waiting beyond the gateways' requests.
+func (c *Candidate) queuedTokens(rate float64) float64 {
+	q := float64(max(0, c.QueuedTokens))
+	if c.QueuedPrompts > 0 && c.QueueAge > 0 {
+		// The first prompt's own length is not known. Taking it for twice the mean at most keeps a replica that hangs from
+		// seeming to work its queue off.
+		q -= min(rate*c.QueueAge.Seconds(), q*min(1, 2/float64(c.QueuedPrompts)))
+	}
 	if c.MetricsFresh && c.Waiting > 0 {
 		if foreign := min(c.Waiting, c.Running+c.Waiting-c.InFlight); foreign > 0 {
-			q += foreignTokens * int64(foreign)
+			q += foreignTokens * float64(foreign)
 		}
 	}
 	return q
@@ -135,6 +141,6 @@ func expectedTTFT(req *Request, c *Candidate, s survey) time.Duration {
 	if !(rate > 0) || math.IsInf(rate, 1) {
 		rate = s.rate * c.weight()
 	}
-	seconds := (float64(c.queuedTokens()) + float64(req.PromptTokens-req.match(c))) / rate
+	seconds := (c.queuedTokens(rate) + float64(req.PromptTokens-req.match(c))) / rate
 	return time.Duration(min(seconds, 1e6) * float64(time.Second))
 }

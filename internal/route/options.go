@@ -36,7 +36,8 @@ type Options struct {
 	Policy string `yaml:"policy"`
 	// ProbeEvery makes about one decision in so many a probe: an idle candidate, chosen by turns, gets the request, so that
 	// what is believed of it (a prefill rate learned on a bad day) is tested again. 0 means 1024; below 0 turns it off.
-	// Requests that a session key binds are never probes.
+	// Requests that a session key binds are never probes, and the policies that visit all replicas anyway (round-robin, random,
+	// power-of-two) make none.
 	ProbeEvery int `yaml:"probe_every"`
 	// Seed makes gateways differ where they should: each starts its round robin at another replica and draws other random
 	// numbers. What gateways must agree on does not depend on it. The gateway sets it; it is not part of the configuration.

@@ -54,6 +54,11 @@ type Candidate struct {
 	// QueuedTokens is the number of prefill tokens ahead of this request: of all gateways' requests that were sent to the
 	// replica and have not answered their first token.
 	QueuedTokens int64
+	// QueuedPrompts is how many prompts QueuedTokens adds up, and QueueAge for how long the replica has been computing the
+	// first of them: since its last first token, or since it got work. Together they tell how much of it is already done. 0 if
+	// unknown: then nothing is taken to be done.
+	QueuedPrompts int
+	QueueAge      time.Duration
 	// InFlight is the number of requests of all gateways on the replica, whatever their phase.
 	InFlight int
 	// Running and Waiting are the engine's own counts at the last scrape, summed over its engines.

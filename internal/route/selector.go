@@ -27,11 +27,13 @@ func New(opts Options) (*Selector, error) {
 		return nil, err
 	}
 	s := &Selector{name: opts.Policy, limits: newLimits(opts), probes: newSequence(opts)}
-	if every := or(opts.ProbeEvery, 1024); every > 0 {
-		s.probeEvery = uint64(every)
-	}
 	if s.name == "" {
 		s.name = LeastTTFT
+	}
+	switch s.name {
+	case RoundRobin, Random, PowerOfTwo: // They visit all anyway, and a round robin that skips a turn falls out of step.
+	default:
+		s.probeEvery = uint64(or(opts.ProbeEvery, 1024))
 	}
 	switch s.name {
 	case LeastTTFT:

@@ -161,10 +161,11 @@ func (c *Candidate) load() int {
 	return max(0, c.InFlight)
 }
 
-// queue is the number of requests waiting in c's engine; without fresh metrics those in flight stand for it.
+// queue is the number of requests waiting in c's engine: its own count, or the requests in flight beyond those it runs if
+// these are more, so that what was sent since the last scrape counts. Without fresh metrics all in flight count.
 func (c *Candidate) queue() int {
 	if c.MetricsFresh {
-		return max(0, c.Waiting)
+		return max(0, c.Waiting, c.InFlight-c.Running)
 	}
 	return max(0, c.InFlight)
 }
