@@ -4,6 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +18,7 @@ import (
 	"prefixgate/internal/block"
 	"prefixgate/internal/index"
 	"prefixgate/internal/index/indextest"
+	"prefixgate/internal/replica"
 	"prefixgate/internal/testenv"
 )
 
@@ -22,6 +28,7 @@ var (
 )
 
 func TestMemory(t *testing.T) {
+	t.Parallel()
 	indextest.Run(t, indextest.Backend{
 		New: func(_ testing.TB, opts index.Options) indextest.Index {
 			return index.NewMemory(opts, prometheus.NewRegistry())
@@ -55,8 +62,9 @@ type reborn struct {
 	opts   index.Options
 }
 
-func rebornBackend(client redis.UniversalClient) indextest.Backend {
+func rebornBackend(client redis.UniversalClient, rounds int) indextest.Backend {
 	return indextest.Backend{
+		Rounds: rounds,
 		New: func(tb testing.TB, opts index.Options) indextest.Index {
 			flushAll(tb, client)
 			opts = patient(opts)
@@ -87,8 +95,9 @@ func (p pair) Match(ctx context.Context, chain []block.Hash, holders []index.Hol
 
 func (p pair) Close() error { return errors.Join(p.Redis.Close(), p.asked.Close()) }
 
-func pairBackend(client redis.UniversalClient) indextest.Backend {
+func pairBackend(client redis.UniversalClient, rounds int) indextest.Backend {
 	return indextest.Backend{
+		Rounds: rounds,
 		New: func(tb testing.TB, opts index.Options) indextest.Index {
 			flushAll(tb, client)
 			opts = patient(opts)
@@ -107,8 +116,9 @@ func pairBackend(client redis.UniversalClient) indextest.Backend {
 }
 
 // nearBackend is one gateway that remembers nothing itself: what it wrote has to be in the near cache, exactly.
-func nearBackend(client redis.UniversalClient) indextest.Backend {
+func nearBackend(client redis.UniversalClient, rounds int) indextest.Backend {
 	return indextest.Backend{
+		Rounds: rounds,
 		New: func(tb testing.TB, opts index.Options) indextest.Index {
 			flushAll(tb, client)
 			opts.MaxMemoryBytes = 1
@@ -135,10 +145,162 @@ func flushAll(tb testing.TB, client redis.UniversalClient) {
 	}
 }
 
+// open returns a client as a gateway makes it, closed by the test's cleanup.
+func open(tb testing.TB, address string) redis.UniversalClient {
+	tb.Helper()
+	client, err := index.Open(address)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { client.Close() })
+	return client
+}
+
 func TestRedis(t *testing.T) {
-	client := redis.NewClient(&redis.Options{Addr: testenv.Redis(t), ContextTimeoutEnabled: true})
-	t.Cleanup(func() { client.Close() })
-	t.Run("reborn", func(t *testing.T) { indextest.Run(t, rebornBackend(client)) })
-	t.Run("pair", func(t *testing.T) { indextest.Run(t, pairBackend(client)) })
-	t.Run("near", func(t *testing.T) { indextest.Run(t, nearBackend(client)) })
+	t.Parallel()
+	client := open(t, "redis://"+testenv.Redis(t))
+	t.Run("reborn", func(t *testing.T) { indextest.Run(t, rebornBackend(client, 15)) })
+	t.Run("pair", func(t *testing.T) { indextest.Run(t, pairBackend(client, 15)) })
+	t.Run("near", func(t *testing.T) { indextest.Run(t, nearBackend(client, 15)) })
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	c := testenv.StartCluster(t)
+	client := open(t, "redis-cluster://"+strings.Join(c.Addrs()[:2], ","))
+	t.Run("reborn", func(t *testing.T) { indextest.Run(t, rebornBackend(client, 4)) })
+	t.Run("pair", func(t *testing.T) { indextest.Run(t, pairBackend(client, 4)) })
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	r := testenv.StartSentinel(t)
+	client := open(t, "redis-sentinel://"+strings.Join(r.Addrs(), ",")+"/"+r.Master)
+	indextest.Run(t, pairBackend(client, 4))
+}
+
+// TestConnections: every kind of address leads to a Redis that answers.
+func TestConnections(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "password")
+	if err := os.WriteFile(secret, []byte("s3cret@/:\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "redis.sock")
+	// The rights that the documentation asks for, and no others.
+	rights := []string{"resetkeys", "~pg1:*", "resetchannels", "-@all", "+hgetall", "+hset", "+hdel", "+pexpire", "+unlink", "+client|setname"}
+	acl := append([]string{"--user", "gateway", "on", ">s3cret@/:"}, rights...)
+	plain := testenv.StartRedis(t, append([]string{"--unixsocket", socket}, acl...)...)
+	six := testenv.StartRedis(t, "--bind", "127.0.0.1", "::1")
+	tlsAddr, ca := testenv.RedisTLS(t)
+	clusterACL := append(slices.Clone(acl), "+cluster|slots")
+	cluster := testenv.StartCluster(t, clusterACL...)
+	for name, address := range map[string]string{
+		"tcp":                "redis://" + plain.Addr + "/3?client_name=test&pool_size=4",
+		"resp2":              "redis://" + plain.Addr + "?protocol=2",
+		"unix":               "unix://" + socket,
+		"ipv6":               "redis://[::1]:" + six.Port(),
+		"acl":                "redis://gateway:s3cret%40%2F%3A@" + plain.Addr,
+		"acl, password file": "redis://gateway@" + plain.Addr + "?password_file=" + secret,
+		"tls":                "rediss://" + tlsAddr + "?ca_file=" + ca,
+		"tls, other name":    "rediss://" + tlsAddr + "?server_name=localhost&ca_file=" + ca,
+		"tls, unverified":    "rediss://" + tlsAddr + "?skip_verify=true",
+		"cluster with acl":   "redis-cluster://gateway@" + cluster.Addrs()[0] + "?password_file=" + secret,
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := open(t, address)
+			rng := rand.New(rand.NewPCG(1, 7))
+			opts := patient(index.Options{RefreshInterval: time.Millisecond})
+			a := newRedis(client, opts)
+			defer a.Close()
+			chain := indextest.Chain(rng, 500)
+			a.Record(indextest.ID(1), chain)
+			a.Record(indextest.ID(2), indextest.Fork(rng, chain, 40, 90))
+			a.Record(indextest.ID(3), chain)
+			a.Forget(indextest.ID(3))
+			flush(t, a)
+			b := newRedis(client, opts)
+			defer b.Close()
+			flush(t, b)
+			got := make([]int, 4)
+			if err := b.Match(t.Context(), chain, indextest.Holders(4), got); err != nil {
+				t.Fatal(err)
+			}
+			if want := []int{0, 500, 40, 0}; !slices.Equal(got, want) {
+				t.Errorf("Match = %v, want %v", got, want)
+			}
+			share := index.NewLoadShare(client, "g", index.LoadOptions{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			exchanged := 0
+			go func() {
+				defer close(done)
+				share.Run(ctx, func(map[replica.ID]index.Load) {
+					if exchanged++; exchanged == 3 {
+						cancel()
+					}
+				})
+			}()
+			<-done
+		})
+	}
+}
+
+func TestParseURLTellsNoSecrets(t *testing.T) {
+	const canary = "c4n4ry"
+	for _, address := range []string{
+		canary,
+		"http://" + canary + ":6379",
+		"redis://:" + canary + "/x@host:6379",
+		"redis://:" + canary + "%zz@host",
+		"redis://" + canary + ":port",
+		"redis://host/" + canary,
+		"redis://host/1/" + canary,
+		"redis://host:6379?" + canary + "=1",
+		"redis://host?pool_size=" + canary,
+		"redis://host?dial_timeout=" + canary,
+		"redis://host?protocol=7",
+		"redis://host?a=%" + canary,
+		"redis://a,b",
+		"redis://::1:6379",
+		"redis://[::1",
+		"redis://[::1]x",
+		"redis://",
+		"redis://host:0",
+		"unix://relative/path",
+		"unix://",
+		"redis-sentinel://host:26379",
+		"redis-cluster://host/1",
+		"redis-cluster://host?db=1",
+		"redis://host?skip_verify=true",
+		"rediss://host?skip_verify=perhaps",
+		"rediss://host?cert_file=x",
+		"rediss://host?ca_file=/does/not/exist",
+		"redis://host?password_file=/does/not/exist",
+	} {
+		o, err := index.ParseURL(address)
+		if err == nil {
+			t.Errorf("ParseURL(%q) = %+v, want an error", address, o)
+			continue
+		}
+		if strings.Contains(err.Error(), canary) {
+			t.Errorf("ParseURL(%q): error tells part of the address: %v", address, err)
+		}
+	}
+}
+
+func TestParseURL(t *testing.T) {
+	o, err := index.ParseURL("redis-sentinel://u:p%40@a,[fd00::1]:7000,b:1/my%20master/2?sentinel_username=s&pool_size=3&conn_max_lifetime=1m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(o.Addrs, []string{"a:26379", "[fd00::1]:7000", "b:1"}) || o.MasterName != "my master" || o.DB != 2 ||
+		o.Username != "u" || o.Password != "p@" || o.SentinelUsername != "s" || o.PoolSize != 3 || o.ConnMaxLifetime != time.Minute ||
+		o.Protocol != 3 || !o.ContextTimeoutEnabled || o.TLSConfig != nil {
+		t.Errorf("ParseURL of a sentinel address = %+v", o)
+	}
+	if o, err := index.ParseURL("redis://host"); err != nil || o.Addrs[0] != "host:6379" {
+		t.Errorf("ParseURL without a port = %+v, %v", o, err)
+	}
 }

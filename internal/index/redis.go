@@ -487,7 +487,7 @@ func (x *Redis) exchangeForgotten(ctx context.Context) error {
 			return err
 		}
 		if kind == failWrongType {
-			return x.client.Del(ctx, key).Err()
+			return x.client.Unlink(ctx, key).Err()
 		}
 		return nil
 	}
