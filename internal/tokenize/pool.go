@@ -1,0 +1,105 @@
+package tokenize
+
+import (
+	"context"
+	"runtime"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// engine is what the pool's threads run: one encoder. Implemented by *encoder; tests put slow and failing ones in its place.
+type engine interface {
+	// encodeSpans encodes each span of text by itself and appends all ids to dst; counts[i] becomes the number of ids of
+	// spans[i]. It is called from several threads at once and cannot be interrupted.
+	encodeSpans(dst []uint32, text string, spans []span, addSpecial bool, counts []uintptr) ([]uint32, error)
+}
+
+var _ engine = (*encoder)(nil)
+
+// pool runs encodings on a fixed set of operating-system threads. The encoders keep caches for each thread that ever ran
+// them, so a fixed set bounds their memory, and it bounds the processors that encoding takes from everything else.
+//
+// There is no queue: a caller hands its work to an idle thread or waits, in order of arrival, until its context ends. What
+// nobody waits for any more has therefore either never started or is running on one of the threads. Work comes in pieces of
+// at most batchBytes where the text can be cut, so that a small prompt waits for a piece of a large one, not for all of it.
+type pool struct {
+	engine engine
+	jobs   chan *job
+	busy   prometheus.Gauge
+	wg     sync.WaitGroup
+}
+
+// job is one piece of work. Its result belongs to the caller once done is closed; a caller that went away leaves it to the
+// garbage collector, and store still sees the ids.
+type job struct {
+	text  string
+	spans []span
+	// addSpecial asks for what the tokenizer puts around a text.
+	addSpecial bool
+	// store gets the ids, on the thread that encoded.
+	store func(ids []uint32, counts []uintptr) error
+
+	done chan struct{}
+	err  error
+}
+
+// newPool starts the threads. close ends them.
+func newPool(e engine, threads int, busy prometheus.Gauge) *pool {
+	p := &pool{engine: e, jobs: make(chan *job), busy: busy}
+	p.wg.Add(threads)
+	for range threads {
+		go p.work()
+	}
+	return p
+}
+
+// work is the life of one thread. The goroutine ends without unlocking, which ends the thread and frees its caches.
+func (p *pool) work() {
+	defer p.wg.Done()
+	runtime.LockOSThread()
+	var ids []uint32
+	var counts []uintptr
+	for j := range p.jobs {
+		p.busy.Inc()
+		if cap(counts) < len(j.spans) {
+			counts = make([]uintptr, len(j.spans))
+		}
+		counts = counts[:len(j.spans)]
+		ids, j.err = p.engine.encodeSpans(ids[:0], j.text, j.spans, j.addSpecial, counts)
+		if j.err == nil {
+			j.err = j.store(ids, counts)
+		}
+		p.busy.Dec()
+		close(j.done)
+		if cap(ids) > maxKeptIDs {
+			ids = nil
+		}
+	}
+}
+
+// maxKeptIDs bounds the buffer that a thread keeps between jobs, in ids.
+const maxKeptIDs = 256 << 10
+
+// run encodes spans of text on one of the threads and hands the ids to store, on that thread, whether or not the caller
+// still waits; store must not keep them. It returns ctx's error if ctx ends first.
+func (p *pool) run(ctx context.Context, text string, spans []span, addSpecial bool, store func(ids []uint32, counts []uintptr) error) error {
+	j := &job{text: text, spans: spans, addSpecial: addSpecial, store: store, done: make(chan struct{})}
+	select {
+	case p.jobs <- j:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-j.done:
+		return j.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// close ends the threads after their current job. No run may be called during or after it.
+func (p *pool) close() {
+	close(p.jobs)
+	p.wg.Wait()
+}
