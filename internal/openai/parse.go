@@ -19,10 +19,11 @@ import (
 //
 // Its cost is one check for UTF-8 and one pass over the bytes, plus the decoding of Completions' prompts.
 func Parse(ep Endpoint, body []byte) (*Request, error) {
-	if !utf8.Valid(body) {
+	ascii, compact := survey(body)
+	if !ascii && !utf8.Valid(body) {
 		return nil, syntaxError(failUTF8, -1)
 	}
-	p := parser{scanner: scanner{data: body}, req: &Request{Endpoint: ep, Body: body, N: 1}}
+	p := parser{scanner: scanner{data: body, compact: compact}, req: &Request{Endpoint: ep, Body: body, N: 1}}
 	if bytes.HasPrefix(body, []byte("\xef\xbb\xbf")) {
 		p.pos = 3
 	}
@@ -154,7 +155,7 @@ func (p *parser) field(key []byte) bool {
 		p.check(fieldStream, ok)
 	case "stream_options":
 		p.check(fieldStreamOptions, null || v[0] == '{')
-		b, _ := laxBool(member(v, "include_usage"))
+		b, _ := laxBool(p.member(v, "include_usage"))
 		r.IncludeUsage = b != nil && *b
 	case "messages":
 		r.Messages = present(v)
@@ -173,7 +174,7 @@ func (p *parser) field(key []byte) bool {
 	case "chat_template_kwargs":
 		r.ChatTemplateKwargs = present(v)
 		p.check(fieldKwargs, null || v[0] == '{')
-		t := member(v, "chat_template")
+		t := p.member(v, "chat_template")
 		p.kwargsTemplate = t != nil && t[0] != 'n'
 	case "add_generation_prompt":
 		r.AddGenerationPrompt = p.boolean(fieldAddGeneration, v)
@@ -183,7 +184,7 @@ func (p *parser) field(key []byte) bool {
 		r.AddSpecialTokens = p.boolean(fieldAddSpecial, v)
 	case "cache_salt":
 		r.CacheSalt = text(v)
-		p.check(fieldSalt, null || v[0] == '"')
+		p.check(fieldSalt, null || r.CacheSalt != "") // The engine refuses an empty one.
 	case "truncate_prompt_tokens":
 		n, ok := laxInt(v)
 		r.TruncatePromptTokens = n
@@ -332,16 +333,16 @@ func (p *parser) part(message, index int) bool {
 	if content == nil {
 		content = p.data[start:p.pos]
 	}
-	p.req.Images = append(p.req.Images, Image{Message: message, Part: index, Kind: kind, Digest: digest(kind, content, uuid)})
+	p.req.Images = append(p.req.Images, Image{Message: message, Part: index, Kind: kind, Digest: p.digest(kind, content, uuid)})
 	return true
 }
 
 // digest hashes a part's content: of an object its url or data, of anything else all of it.
-func digest(kind Kind, content, uuid []byte) uint64 {
+func (p *parser) digest(kind Kind, content, uuid []byte) uint64 {
 	if content[0] == '{' {
-		if v := member(content, "url"); v != nil {
+		if v := p.member(content, "url"); v != nil {
 			content = v
-		} else if v := member(content, "data"); v != nil {
+		} else if v := p.member(content, "data"); v != nil {
 			content = v
 		}
 	}
@@ -472,11 +473,11 @@ func text(v []byte) string {
 
 // member returns the last value of an object's member; nil if obj is no object or has no such member. obj must be valid
 // and name a key that needs no escape.
-func member(obj []byte, name string) []byte {
+func (p *parser) member(obj []byte, name string) []byte {
 	if len(obj) == 0 || obj[0] != '{' {
 		return nil
 	}
-	s := scanner{data: obj}
+	s := scanner{data: obj, compact: p.compact}
 	var found []byte
 	s.object(maxDepth, func(key []byte) bool {
 		start := s.pos

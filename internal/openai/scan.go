@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 	"unicode/utf8"
@@ -21,7 +22,37 @@ type scanner struct {
 	fail string
 	// surrogate and nonFinite tell that an escaped surrogate without partner, or NaN or an infinity, was passed.
 	surrogate, nonFinite bool
+
+	// compact says that data holds no control character at all, which is how almost every client writes JSON; then search
+	// may be used. nextQuote and nextSlash are its memory.
+	compact              bool
+	nextQuote, nextSlash int
 }
+
+// survey looks at the whole of d once: whether it is ASCII, and whether it holds control characters.
+func survey(d []byte) (ascii, compact bool) {
+	var high, low uint64
+	for len(d) >= 32 {
+		a, b := binary.LittleEndian.Uint64(d), binary.LittleEndian.Uint64(d[8:])
+		c, e := binary.LittleEndian.Uint64(d[16:]), binary.LittleEndian.Uint64(d[24:])
+		high |= a | b | c | e
+		low |= (a-ones*0x20)&^a | (b-ones*0x20)&^b | (c-ones*0x20)&^c | (e-ones*0x20)&^e
+		d = d[32:]
+	}
+	// Borrows may mark a byte that is none, but only above one that is.
+	ascii, compact = high&highs == 0, low&highs == 0
+	for _, c := range d {
+		ascii = ascii && c < 0x80
+		compact = compact && c >= 0x20
+	}
+	return ascii, compact
+}
+
+// ones and highs are a word's lowest and highest bits of each byte.
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
 
 const (
 	failEnd     = "it ends too early"
@@ -176,27 +207,27 @@ func (s *scanner) array(depth int, element func(i int) bool) bool {
 	}
 }
 
-// str skips a string. Almost all bytes of a request are inside strings, so it looks at eight at a time.
+// str skips a string. Almost all bytes of a request are inside strings, so this is what its cost depends on: eight bytes at
+// a time while something may come soon, and by the machine's fastest search once nothing came for a while.
 func (s *scanner) str() bool {
-	const (
-		ones  = 0x0101010101010101
-		highs = 0x8080808080808080
-	)
 	d := s.data
 	p := s.pos + 1
 	for {
+		long := p + longRun
 		for p+8 <= len(d) {
 			x := binary.LittleEndian.Uint64(d[p:])
 			q := x ^ ones*'"'
 			b := x ^ ones*'\\'
 			// A byte's high bit is set where it is below 0x20, a quote or a backslash. A borrow may set one too many, but
 			// only above one that is right, and the lowest is all that is used.
-			m := ((x-ones*0x20)&^x | (q-ones)&^q | (b-ones)&^b) & highs
-			if m != 0 {
+			if m := ((x-ones*0x20)&^x | (q-ones)&^q | (b-ones)&^b) & highs; m != 0 {
 				p += bits.TrailingZeros64(m) / 8
 				break
 			}
-			p += 8
+			if p += 8; p >= long && s.compact {
+				p = s.search(p)
+				break
+			}
 		}
 		if p >= len(d) {
 			s.pos = len(d)
@@ -207,6 +238,11 @@ func (s *scanner) str() bool {
 			s.pos = p + 1
 			return true
 		case c == '\\':
+			// Line breaks and quotes are every few dozen bytes in code; keep them in this loop.
+			if p+1 < len(d) && simpleEscape[d[p+1]] {
+				p += 2
+				continue
+			}
 			s.pos = p
 			if !s.escape() {
 				return false
@@ -221,19 +257,40 @@ func (s *scanner) str() bool {
 	}
 }
 
+// longRun is after how many bytes without a quote or backslash str calls search.
+const longRun = 64
+
+// search returns where the next quote or backslash is, the end if there is none. Both places are kept until they are
+// passed, so that nothing is searched twice.
+func (s *scanner) search(p int) int {
+	next := func(known int, c byte) int {
+		if known >= p {
+			return known
+		}
+		if i := bytes.IndexByte(s.data[p:], c); i >= 0 {
+			return p + i
+		}
+		return len(s.data)
+	}
+	s.nextQuote, s.nextSlash = next(s.nextQuote, '"'), next(s.nextSlash, '\\')
+	return min(s.nextQuote, s.nextSlash)
+}
+
+// simpleEscape has the characters that may follow a backslash alone.
+var simpleEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
 // escape skips one escape sequence, two if they are a surrogate pair.
 func (s *scanner) escape() bool {
 	if s.pos+1 >= len(s.data) {
 		s.pos = len(s.data)
 		return s.bad(failEnd)
 	}
-	switch s.data[s.pos+1] {
-	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+	if c := s.data[s.pos+1]; c != 'u' {
+		if !simpleEscape[c] {
+			return s.bad(failEscape)
+		}
 		s.pos += 2
 		return true
-	case 'u':
-	default:
-		return s.bad(failEscape)
 	}
 	u, ok := hex4(s.data, s.pos+2)
 	if !ok {
