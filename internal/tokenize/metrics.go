@@ -46,8 +46,8 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		cuts:  gauge("cut_kinds", "1 for each kind of place at which the chunk cache may cut a loaded model's text; 0 where it was not proved exact and is off.", "kind"),
 		encodeSeconds: histogram("encode_seconds", "Seconds from a request to its token ids, chat template and waiting included; requests without ids too.",
 			[]float64{5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5}).WithLabelValues(model),
-		cachedBytes:   text.WithLabelValues(model, "cache"),
-		encodedBytes:  text.WithLabelValues(model, "encoder"),
+		cachedBytes:  text.WithLabelValues(model, "cache"),
+		encodedBytes: text.WithLabelValues(model, "encoder"),
 		chunkCache: cacheMetrics{
 			bytes:   gauge("cache_bytes", "Bytes of memory that the chunk cache uses.").WithLabelValues(model),
 			limit:   gauge("cache_max_bytes", "Bytes of memory that the chunk cache may use.").WithLabelValues(model),
@@ -66,8 +66,8 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 			entries: gauge("remote_cache_entries", "Answers of the replicas' /tokenize in memory.").WithLabelValues(model),
 			evicted: counter("remote_cache_evictions_total", "Answers of the replicas' /tokenize dropped to stay within their memory.").WithLabelValues(model),
 		},
-		selfCheck:     gauge("self_check", "Prompts of the last self-check against a replica's /tokenize, by result.", "result"),
-		loadSeconds:   gauge("load_seconds", "Seconds that loading and proving the tokenizer took.").WithLabelValues(model),
+		selfCheck:   gauge("self_check", "Prompts of the last self-check against a replica's /tokenize, by result.", "result"),
+		loadSeconds: gauge("load_seconds", "Seconds that loading and proving the tokenizer took.").WithLabelValues(model),
 	}
 }
 
