@@ -1,10 +1,8 @@
 package index
 
 import (
-	"cmp"
 	"encoding/binary"
 	"encoding/hex"
-	"slices"
 
 	"prefixgate/internal/block"
 )
@@ -15,7 +13,7 @@ const schemaVersion = "1"
 
 // The fields of a run's hash besides those of its holders, which are their 8-byte keys.
 const (
-	fieldPath   = "p" // fingerprints, 4 bytes each
+	fieldPath   = "p" // run.path
 	fieldNested = "n" // offsets, 2 bytes each
 	stepBytes   = 10  // of a holder's field: blocks 2, check 2, time 6
 )
@@ -27,14 +25,6 @@ func (x *Redis) keyOf(h block.Hash) string {
 	buf := make([]byte, 0, len(x.prefix)+16)
 	buf = append(buf, x.prefix...)
 	return string(hex.AppendEncode(buf, raw[:]))
-}
-
-func encodePath(fps []uint32) string {
-	b := make([]byte, 0, 4*len(fps))
-	for _, f := range fps {
-		b = binary.LittleEndian.AppendUint32(b, f)
-	}
-	return string(b)
 }
 
 func encodeNested(offsets []uint16) string {
@@ -72,11 +62,9 @@ func decodeRun(fields map[string]string) *run {
 		return nil
 	}
 	r := &run{claims: make([]claim, 0, len(fields))}
-	if p := fields[fieldPath]; len(p) >= 4 && len(p) < 4*longestSegment {
-		r.fps = make([]uint32, len(p)/4)
-		for i := range r.fps {
-			r.fps[i] = uint32(p[4*i]) | uint32(p[4*i+1])<<8 | uint32(p[4*i+2])<<16 | uint32(p[4*i+3])<<24
-		}
+	// Holding on to the string Redis' answer came in saves a copy, most of what a lookup of a long prompt would allocate.
+	if p := fields[fieldPath]; len(p) < 4*longestSegment {
+		r.path = p[:len(p)/4*4]
 	}
 	for k, v := range fields {
 		switch {
@@ -97,7 +85,5 @@ func decodeRun(fields map[string]string) *run {
 			}
 		}
 	}
-	// The order of a map is random; a run's meaning does not depend on the holders' order, tests on it do.
-	slices.SortStableFunc(r.claims, func(a, b claim) int { return cmp.Compare(a.holder, b.holder) })
 	return r
 }

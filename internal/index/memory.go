@@ -132,7 +132,7 @@ func (m *Memory) touch(holder uint64, chain []block.Hash, base, end int, at, now
 // size returns about how many bytes of memory a run takes, with its node and its place in the map.
 func (r *run) size() int32 {
 	const mapEntry = 24 // key, pointer and control byte at the map's average load
-	return int32(mapEntry + unsafe.Sizeof(node[run]{}) + 4*uintptr(cap(r.fps)) +
+	return int32(mapEntry + unsafe.Sizeof(node[run]{}) + uintptr(len(r.path)) +
 		unsafe.Sizeof(claim{})*uintptr(cap(r.claims)) + 2*uintptr(cap(r.nested)))
 }
 

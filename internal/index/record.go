@@ -287,7 +287,7 @@ func (w *writer) send(ctx context.Context, drafts map[block.Hash]*draft, epoch u
 		}
 		fields := make([]string, 0, 4+2*len(d.holders))
 		if d.path {
-			fields = append(fields, fieldPath, encodePath(d.run.fps))
+			fields = append(fields, fieldPath, d.run.path)
 		}
 		if d.nested {
 			fields = append(fields, fieldNested, encodeNested(d.run.nested))

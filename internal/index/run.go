@@ -67,19 +67,20 @@ type claim struct {
 
 // run is a stretch of one path, starting at a block that names it.
 type run struct {
-	fps    []uint32 // of the blocks after the first
+	path   string   // fingerprints of the blocks after the first, 4 bytes each, little endian; as it comes from Redis
 	claims []claim  // of one holder: blocks falling, at rising
 	nested []uint16 // heads only: offsets at which a run that is not the head's own was left, oldest touch first
 }
 
 // blocks returns the length of the run's path.
-func (r *run) blocks() int { return 1 + len(r.fps) }
+func (r *run) blocks() int { return 1 + len(r.path)/4 }
 
 func (r *run) checkOf(blocks int) uint16 {
 	if blocks < 2 {
 		return 0
 	}
-	return uint16(r.fps[blocks-2])
+	i := 4 * (blocks - 2)
+	return uint16(r.path[i]) | uint16(r.path[i+1])<<8
 }
 
 func (r *run) valid(c claim) bool {
@@ -90,24 +91,27 @@ func (r *run) valid(c claim) bool {
 // follow returns how many blocks of chain, from base up to end, lie on the run's path. The first does: it names the run.
 func (r *run) follow(chain []block.Hash, base, end int) int {
 	rest := chain[base+1 : end]
-	if len(r.fps) < len(rest) {
-		rest = rest[:len(r.fps)]
-	}
+	path := r.path
 	for i, h := range rest {
-		if r.fps[i] != fingerprint(h) {
+		if len(path) < 4 {
 			return 1 + i
 		}
+		f := uint32(path[0]) | uint32(path[1])<<8 | uint32(path[2])<<16 | uint32(path[3])<<24
+		if f != fingerprint(h) {
+			return 1 + i
+		}
+		path = path[4:]
 	}
 	return 1 + len(rest)
 }
 
 // extend makes the run's path that of chain from base to end, of which the present path is a beginning.
 func (r *run) extend(chain []block.Hash, base, end int) {
-	fps := make([]uint32, end-base-1)
-	for i, h := range chain[base+1 : end] {
-		fps[i] = fingerprint(h)
+	path := make([]byte, 0, 4*(end-base-1))
+	for _, h := range chain[base+1 : end] {
+		path = binary.LittleEndian.AppendUint32(path, fingerprint(h))
 	}
-	r.fps = fps
+	r.path = string(path)
 }
 
 // covers reports whether the holder's claim on blocks was touched at or after since.
@@ -208,7 +212,7 @@ func (r *run) remember(offset int) bool {
 }
 
 func (r *run) clone() *run {
-	return &run{fps: r.fps, claims: slices.Clone(r.claims), nested: slices.Clone(r.nested)}
+	return &run{path: r.path, claims: slices.Clone(r.claims), nested: slices.Clone(r.nested)}
 }
 
 // query is one lookup's working state; pooled.
