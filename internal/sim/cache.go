@@ -1,6 +1,10 @@
 package sim
 
-import "prefixgate/internal/block"
+import (
+	"slices"
+
+	"prefixgate/internal/block"
+)
 
 // BlockID is a physical block's place in the pool.
 type BlockID int32
@@ -152,14 +156,14 @@ func (c *Cache) Store(id BlockID, h block.Hash) {
 
 // Release ends one request's use of its blocks, given in the order of the prompt. What they hold stays to be found.
 func (c *Cache) Release(blocks []BlockID) {
-	for i := len(blocks) - 1; i >= 0; i-- {
-		b := &c.blocks[blocks[i]]
+	for _, id := range slices.Backward(blocks) {
+		b := &c.blocks[id]
 		if b.refs == 0 {
 			panic("BUG: a block was released twice")
 		}
 		b.refs--
 		if b.refs == 0 {
-			c.pushFree(blocks[i])
+			c.pushFree(id)
 		}
 	}
 }
