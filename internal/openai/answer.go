@@ -30,36 +30,40 @@ type Answer struct {
 	TextExact bool
 	// Finish is the finish_reason of the first choice; empty if none came.
 	Finish string
-	// Done says that the answer came to its own end: the event [DONE] of a stream, or a whole JSON object.
+	// Done says that the answer came to its own end: the event [DONE] of a stream or its like in the other APIs, or a whole
+	// JSON object.
 	Done bool
 	// Failed says that an error took the place of an answer, or of the rest of one.
 	Failed bool
 }
 
-// AnswerScanner reads an answer to a chat or completion request as it passes by, in pieces of any size, and finds its
-// first token, its usage, its text and its end. It never changes, keeps back or delays a byte, and holds at most one event
+// AnswerScanner reads an answer as it passes by, in pieces of any size, and finds its first token, its usage, its end and,
+// of chats and completions, its text. It never changes, keeps back or delays a byte, and holds at most one event
 // plus the text in memory. What it cannot read it passes over: it is for accounting, not for judging.
 //
 // It is not safe for concurrent use.
 type AnswerScanner struct {
-	endpoint Endpoint
-	maxText  int
-	stream   bool
-	read     bool // the content type is one to be read
+	maxText int
+	stream  bool
+	read    bool // the content type is one to be read
 
 	line  []byte // an unfinished line of a stream, or the JSON answer so far
 	data  []byte // the data of the event so far
-	lost  bool   // the event, or the answer, is longer than maxEventBytes
+	long  bool   // the line is longer than maxEventBytes: its rest passes unread
+	skip  bool   // so is the event
+	lost  bool   // something of the answer passed unread
+	begun bool   // a line has been read: a byte order mark can come no more
 	cr    bool   // the last byte was a CR: an LF that follows belongs to it
 	first bool
 	mixed bool // more than one choice, or something besides plain text
+	input inputTokens
 	ans   Answer
 }
 
 // NewAnswerScanner returns a scanner for an answer with the given Content-Type to a request to endpoint ep. At most
 // maxText bytes of generated text are kept; 0 keeps none.
 func NewAnswerScanner(ep Endpoint, contentType string, maxText int) *AnswerScanner {
-	s := &AnswerScanner{endpoint: ep, maxText: maxText}
+	s := &AnswerScanner{maxText: maxText, mixed: ep != Chat && ep != Completions}
 	kind, _, err := mime.ParseMediaType(contentType)
 	if err == nil {
 		s.stream = kind == "text/event-stream"
@@ -107,34 +111,52 @@ func (s *AnswerScanner) scanStream(p []byte) {
 				continue
 			}
 		}
-		end := bytes.IndexAny(p, "\r\n")
+		end := bytes.IndexByte(p, '\n')
 		if end < 0 {
-			if len(s.line)+len(p) > maxEventBytes {
-				s.lost, s.line = true, s.line[:0]
-			} else if !s.lost {
-				s.line = append(s.line, p...)
-			}
+			end = bytes.IndexByte(p, '\r')
+		} else if cr := bytes.IndexByte(p[:end], '\r'); cr >= 0 {
+			end = cr
+		}
+		if end < 0 {
+			s.keep(p)
 			return
 		}
 		line := p[:end]
-		if len(s.line) > 0 {
-			s.line = append(s.line, line...)
+		if len(s.line) > 0 || s.long {
+			s.keep(line)
 			line = s.line
 		}
 		s.cr = p[end] == '\r'
 		p = p[end+1:]
-		s.streamLine(line)
+		if s.long {
+			s.long, s.skip = false, true
+		} else {
+			s.streamLine(line)
+		}
 		s.line = s.line[:0]
 	}
 }
 
+// keep adds p to the unfinished line, unless that is too long.
+func (s *AnswerScanner) keep(p []byte) {
+	if s.long || len(s.line)+len(p) > maxEventBytes {
+		s.long, s.lost, s.line = true, true, s.line[:0]
+		return
+	}
+	s.line = append(s.line, p...)
+}
+
 // streamLine takes one line of an event.
 func (s *AnswerScanner) streamLine(line []byte) {
+	if !s.begun {
+		s.begun = true
+		line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+	}
 	if len(line) == 0 {
-		if len(s.data) > 0 {
+		if len(s.data) > 0 && !s.skip {
 			s.event(s.data)
-			s.data = s.data[:0]
 		}
+		s.data, s.skip = s.data[:0], false
 		return
 	}
 	value, ok := bytes.CutPrefix(line, []byte("data:"))
@@ -143,7 +165,7 @@ func (s *AnswerScanner) streamLine(line []byte) {
 	}
 	value = bytes.TrimPrefix(value, []byte(" "))
 	if len(s.data)+len(value) >= maxEventBytes {
-		s.lost = true
+		s.lost, s.skip = true, true
 		return
 	}
 	if len(s.data) > 0 {
@@ -169,6 +191,22 @@ func (s *AnswerScanner) event(data []byte) {
 			return s.choices(&sc)
 		case `"usage"`:
 			return s.usage(&sc)
+		case `"message"`, `"response"`: // events of Messages and Responses carry it inside
+			if sc.peek() == '{' {
+				return sc.object(maxDepth, func(key []byte) bool {
+					if string(key) == `"usage"` {
+						return s.usage(&sc)
+					}
+					return sc.value(maxDepth)
+				})
+			}
+		case `"type"`:
+			start := sc.pos
+			if !sc.value(maxDepth) {
+				return false
+			}
+			s.typed(sc.data[start:sc.pos])
+			return true
 		case `"error"`:
 			if sc.peek() != 'n' {
 				s.ans.Failed = true
@@ -178,6 +216,25 @@ func (s *AnswerScanner) event(data []byte) {
 	})
 	if !s.stream && ok && sc.atEnd() {
 		s.ans.Done = true
+	}
+}
+
+// typed takes the type of an event of Messages or Responses.
+func (s *AnswerScanner) typed(name []byte) {
+	if !s.stream {
+		return
+	}
+	switch string(name) {
+	case `"message_stop"`, `"response.completed"`, `"response.incomplete"`:
+		s.ans.Done = true
+	case `"response.failed"`, `"error"`:
+		s.ans.Failed = true
+	case `"content_block_delta"`:
+		s.first = true
+	default:
+		if bytes.HasPrefix(name, []byte(`"response.`)) && bytes.HasSuffix(name, []byte(`.delta"`)) {
+			s.first = true
+		}
 	}
 }
 
@@ -210,6 +267,7 @@ func (s *AnswerScanner) choices(sc *scanner) bool {
 					if !sc.str() {
 						return false
 					}
+					s.first = true // a token that ends the answer need not have a text
 					if i == 0 {
 						s.ans.Finish = unquote(sc.data[start:sc.pos])
 					}
@@ -271,25 +329,40 @@ func (s *AnswerScanner) text(sc *scanner) bool {
 	return true
 }
 
-// usage reads the account. Engines may send one with every event: the last one counts.
+// inputTokens are the parts of a prompt as Messages counts them.
+type inputTokens struct{ fresh, read, written int }
+
+// usage reads the account. Engines may send one with every event, or in parts: what a later one names replaces what an
+// earlier one said.
 func (s *AnswerScanner) usage(sc *scanner) bool {
 	if sc.peek() != '{' {
 		return sc.value(maxDepth)
 	}
-	var u Usage
+	u := s.ans.Usage
 	ok := sc.object(maxDepth, func(key []byte) bool {
 		switch string(key) {
 		case `"prompt_tokens"`:
 			return sc.count(&u.PromptTokens)
-		case `"completion_tokens"`:
+		case `"completion_tokens"`, `"output_tokens"`:
 			return sc.count(&u.CompletionTokens)
-		case `"prompt_tokens_details"`:
+		case `"input_tokens"`:
+			return sc.count(&s.input.fresh)
+		case `"cache_creation_input_tokens"`:
+			return sc.count(&s.input.written)
+		case `"cache_read_input_tokens"`:
+			u.CachedKnown = u.CachedKnown || sc.peek()-'0' <= 9
+			if !sc.count(&s.input.read) {
+				return false
+			}
+			u.CachedTokens = s.input.read
+			return true
+		case `"prompt_tokens_details"`, `"input_tokens_details"`:
 			if sc.peek() != '{' {
 				return sc.value(maxDepth)
 			}
 			return sc.object(maxDepth, func(key []byte) bool {
 				if string(key) == `"cached_tokens"` {
-					u.CachedKnown = sc.peek()-'0' <= 9
+					u.CachedKnown = u.CachedKnown || sc.peek()-'0' <= 9
 					return sc.count(&u.CachedTokens)
 				}
 				return sc.value(maxDepth)
@@ -297,14 +370,15 @@ func (s *AnswerScanner) usage(sc *scanner) bool {
 		}
 		return sc.value(maxDepth)
 	})
-	if ok {
-		if !u.CachedKnown && s.ans.HasUsage && s.ans.Usage.CachedKnown {
-			// Engines leave details out of later accounts of the same stream.
-			u.CachedTokens, u.CachedKnown = s.ans.Usage.CachedTokens, true
-		}
-		s.ans.Usage, s.ans.HasUsage = u, true
+	if !ok {
+		return false
 	}
-	return ok
+	// Messages counts what came from the cache, and what went into it, apart from the rest of the prompt.
+	if n := s.input.fresh + s.input.read + s.input.written; n > 0 {
+		u.PromptTokens = n
+	}
+	s.ans.Usage, s.ans.HasUsage = u, true
+	return true
 }
 
 // count reads a number into n if it is a whole one, else passes over the value.

@@ -105,6 +105,89 @@ func TestWhatIsNotPlainTextIsNotExact(t *testing.T) {
 	}
 }
 
+// What is found must not depend on where the stream is cut, down to single bytes.
+func TestKindsOfStreams(t *testing.T) {
+	const role = `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
+	const text = `data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}` + "\n\n"
+	const finish = `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"usage":null}` + "\n\n"
+	const usage = `data: {"choices":[],"usage":{"prompt_tokens":49,"total_tokens":52,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}}}` + "\n\n"
+	const done = "data: [DONE]\n\n"
+	full := Usage{PromptTokens: 49, CompletionTokens: 3, CachedTokens: 32, CachedKnown: true}
+	for _, c := range []struct {
+		name  string
+		ep    Endpoint
+		in    string
+		want  Answer
+		first bool
+	}{
+		{"nothing", Chat, "", Answer{}, false},
+		{"pings", Chat, ": ping\n\nevent: ping\nid: 7\n\n", Answer{}, false},
+		{"role only", Chat, role, Answer{}, false},
+		{"usual", Chat, role + text + finish + usage + done, Answer{Usage: full, HasUsage: true, Text: []byte("a"), TextExact: true, Finish: "stop", Done: true}, true},
+		{"no space", Chat, "data:[DONE]\n\n", Answer{Done: true}, false},
+		{"byte order mark", Chat, "\xef\xbb\xbf" + done, Answer{Done: true}, false},
+		{"end mark in a comment", Chat, ": data: [DONE]\n\n", Answer{}, false},
+		{"end mark in another field", Chat, "event: [DONE]\n\ndatax: [DONE]\n\n", Answer{}, false},
+		{"data in several lines", Chat, "event: x\ndata: {\"choices\":[{\"index\":0,\ndata: \"delta\":{\"content\":\"a\"}}]}\n\n" + done, Answer{Text: []byte("a"), Done: true}, true},
+		{"ends without a text", Chat, finish + done, Answer{Finish: "stop", Done: true, TextExact: true}, true},
+		{"not JSON", Chat, "data: hello\n\n", Answer{}, false},
+		{"error", Chat, `data: {"error":{"message":"x"}}` + "\n\n" + done, Answer{Failed: true, Done: true}, false},
+		{"usage in every event", Completions, `data: {"choices":[{"index":0,"text":"ue","finish_reason":null}],"usage":{"prompt_tokens":1,"completion_tokens":1}}` + "\n\n" +
+			`data: {"choices":[{"index":0,"text":"la","finish_reason":"length"}],"usage":{"prompt_tokens":1,"completion_tokens":2}}` + "\n\n" + done,
+			Answer{Usage: Usage{PromptTokens: 1, CompletionTokens: 2}, HasUsage: true, Text: []byte("uela"), TextExact: true, Finish: "length", Done: true}, true},
+		// Elsewhere the second half of Anthropic's usage replaced the first.
+		{"Messages", Messages, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":9,\"output_tokens\":1,\"cache_read_input_tokens\":32}}}\n\n" +
+			"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\n" +
+			"event: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":15}}\n\n" +
+			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+			Answer{Usage: Usage{PromptTokens: 41, CompletionTokens: 15, CachedTokens: 32, CachedKnown: true}, HasUsage: true, Done: true}, true},
+		{"Responses", Responses, "data: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n" +
+			"data: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":3}}}\n\n",
+			Answer{Usage: Usage{PromptTokens: 9, CompletionTokens: 3, CachedTokens: 4, CachedKnown: true}, HasUsage: true, Done: true}, true},
+	} {
+		every := make([]int, max(len(c.in)-1, 0))
+		for i := range every {
+			every[i] = i + 1
+		}
+		cuts := [][]int{nil, every}
+		for i := range len(c.in) {
+			cuts = append(cuts, []int{i})
+		}
+		for _, at := range cuts {
+			got, first := scan(c.ep, sse, c.in, at...)
+			if !reflect.DeepEqual(got, c.want) || (first >= 0) != c.first {
+				t.Fatalf("%s, cut at %v: got %+v, first token %v; want %+v, %v", c.name, at, got, first >= 0, c.want, c.first)
+			}
+		}
+	}
+}
+
+// What follows a line that is too long to be kept must be read as if nothing had been, wherever it is cut.
+func TestAfterAHugeLineCutsDoNotMatter(t *testing.T) {
+	huge := "data: " + strings.Repeat("x", maxEventBytes) + "data: [DONE]\n"
+	rest := "\n" + events("\n", stream[:5]...)
+	for _, at := range []int{0, 1, 2, 10, 60, 200, len(rest) - 1} {
+		got, _ := scan(Chat, sse, huge+rest, len(huge)-20, len(huge)-14, len(huge)+at)
+		if got.Done || got.Usage != streamAnswer.Usage || got.Finish != "stop" || got.TextExact {
+			t.Errorf("cut at %d behind a huge line: %+v", at, got)
+		}
+	}
+}
+
+func FuzzAnswerScanner(f *testing.F) {
+	f.Add(events("\r\n", stream...), uint16(20))
+	f.Fuzz(func(t *testing.T, in string, cut uint16) {
+		at := int(cut) % (len(in) + 1)
+		for _, kind := range []string{sse, "application/json"} {
+			a, _ := scan(Chat, kind, in)
+			b, _ := scan(Chat, kind, in, at)
+			if !reflect.DeepEqual(a, b) {
+				t.Fatalf("whole %+v, cut at %d %+v", a, at, b)
+			}
+		}
+	})
+}
+
 func TestHugeEventsAreBoundedAndPassedOver(t *testing.T) {
 	s := NewAnswerScanner(Chat, sse, 1<<16)
 	piece := []byte(strings.Repeat("x", 1<<20))
