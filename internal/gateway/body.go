@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"prefixgate/internal/openai"
+)
+
+// errSlowBody is a client that sends its body too slowly.
+var errSlowBody = &openai.Error{
+	Status: http.StatusRequestTimeout, Type: openai.TypeInvalidRequest, Code: "body_timeout",
+	Message: "the request body came too slowly: send it again",
+}
+
+// pacedBody is a client's body that must come within a time: grace, plus what the least rate allows for the bytes so far.
+// It moves the connection's read deadline, and clears it at the end, so that nothing of it touches the answer.
+type pacedBody struct {
+	body    io.ReadCloser
+	control *http.ResponseController
+	start   time.Time
+	grace   time.Duration
+	rate    int64 // bytes per second
+	read    int64
+	set     time.Time
+	off     bool // the connection takes no deadlines
+}
+
+func newPacedBody(w http.ResponseWriter, r *http.Request, grace time.Duration, rate int64) *pacedBody {
+	return &pacedBody{body: r.Body, control: http.NewResponseController(w), start: time.Now(), grace: grace, rate: rate}
+}
+
+// Read reads on, within the time that is left.
+func (b *pacedBody) Read(p []byte) (int, error) {
+	if !b.off {
+		deadline := b.start.Add(b.grace + time.Duration(float64(b.read)/float64(b.rate)*float64(time.Second)))
+		if deadline.Sub(b.set) > 100*time.Millisecond {
+			b.set = deadline
+			b.off = b.control.SetReadDeadline(deadline) != nil
+		}
+	}
+	n, err := b.body.Read(p)
+	b.read += int64(n)
+	if err != nil {
+		b.clear()
+	}
+	return n, err
+}
+
+// Close ends reading.
+func (b *pacedBody) Close() error {
+	b.clear()
+	return b.body.Close()
+}
+
+func (b *pacedBody) clear() {
+	if !b.off {
+		b.off = b.control.SetReadDeadline(time.Time{}) != nil
+		b.set = time.Time{}
+	}
+}
+
+// readBody reads the whole body, at most limit bytes of it. The error is fit for the client, except for one that left.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64, grace time.Duration, rate int64) ([]byte, error) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return []byte{}, nil
+	}
+	if r.ContentLength > limit {
+		refuseRest(w)
+		return nil, openai.BodyTooLarge(limit)
+	}
+	paced := newPacedBody(w, r, grace, rate)
+	defer paced.clear()
+	body := http.MaxBytesReader(w, paced, limit)
+	// What a client claims is not allocated before it has sent something like it.
+	buf := make([]byte, 0, min(max(r.ContentLength+1, 4<<10), 1<<20))
+	for {
+		if len(buf) == cap(buf) {
+			want := int64(2 * cap(buf))
+			if r.ContentLength > 0 {
+				want = min(want, r.ContentLength+1)
+			}
+			grown := make([]byte, len(buf), max(want, int64(cap(buf))+512))
+			copy(grown, buf)
+			buf = grown
+		}
+		n, err := body.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err == nil {
+			continue
+		}
+		var tooLarge *http.MaxBytesError
+		switch {
+		case errors.Is(err, io.EOF):
+			return buf, nil
+		case errors.As(err, &tooLarge):
+			return nil, openai.BodyTooLarge(limit)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			refuseRest(w)
+			return nil, errSlowBody
+		}
+		return nil, errClientGone
+	}
+}
+
+// errClientGone is a client that left while it sent its body.
+var errClientGone = errors.New("the client left while it sent the body")
+
+// refuseRest makes the server close the connection after the answer instead of reading what else the client sends.
+func refuseRest(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+}
+
+// limitedBody is a streamed body; it remembers whether it was larger than allowed. The proxy's transport reads it from a
+// goroutine of its own.
+type limitedBody struct {
+	io.ReadCloser
+	exceeded atomic.Bool
+}
+
+// Read reads on and notes a body that is too large.
+func (b *limitedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		b.exceeded.Store(true)
+	}
+	return n, err
+}
