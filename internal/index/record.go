@@ -71,6 +71,7 @@ type draft struct {
 	path    bool  // the path is to be written
 	nested  bool  // the nested offsets are
 	holders []uint64
+	skip    bool // Redis did not tell: not to be written
 	shared  bool // run belongs to the near cache: clone before the first change
 }
 
@@ -95,17 +96,18 @@ func (w *writer) batch(ctx context.Context, jobs []job) {
 	epoch := x.health.epoch.Load()
 	drafts := make(map[block.Hash]*draft)
 	now := x.opts.Clock().UnixMilli()
-	if err := w.learn(ctx, jobs, drafts, now, epoch); err != nil {
+	// Where one master of a cluster is away, the records go to the others.
+	if answered, err := w.learn(ctx, jobs, drafts, now, epoch); err != nil && answered == 0 {
 		w.failed(len(jobs), err)
 		return
 	}
 	for _, j := range jobs {
 		w.apply(j, drafts, now)
 	}
-	if err := w.send(ctx, drafts, epoch); err != nil {
-		w.failed(len(jobs), err)
-	} else {
+	if written, err := w.send(ctx, drafts, epoch); err == nil {
 		w.backoff = 0
+	} else if kind := kindOf(err); written == 0 || kind == failFull || kind == failReadOnly {
+		w.failed(len(jobs), err)
 	}
 	x.metrics.writeSec.Observe(time.Since(start).Seconds())
 }
@@ -127,8 +129,9 @@ func (w *writer) failed(jobs int, err error) {
 }
 
 // learn reads into drafts the runs on the jobs' paths. What the near cache knows is taken from it if it is fresh, or if it
-// shows that nothing is to be written.
-func (w *writer) learn(ctx context.Context, jobs []job, drafts map[block.Hash]*draft, now int64, epoch uint32) error {
+// shows that nothing is to be written. It returns how many runs Redis told and the first error of those it did not, which are
+// to be left alone.
+func (w *writer) learn(ctx context.Context, jobs []job, drafts map[block.Hash]*draft, now int64, epoch uint32) (answered int, err error) {
 	x := w.x
 	// A lookup for the same request has just read most of it.
 	fresh := now - max(x.opts.NearCacheStaleness, time.Second).Milliseconds()
@@ -156,7 +159,7 @@ func (w *writer) learn(ctx context.Context, jobs []job, drafts map[block.Hash]*d
 						break
 					}
 					drafts[h] = d
-					if d.run == nil {
+					if d.run == nil || d.skip {
 						break // will be made; nothing of this chain lies beyond it in this segment
 					}
 					shared := d.run.follow(j.chain, base, end)
@@ -168,18 +171,22 @@ func (w *writer) learn(ctx context.Context, jobs []job, drafts map[block.Hash]*d
 			}
 		}
 		if len(want) == 0 {
-			return nil
+			return answered, err
 		}
 		read := x.opts.Clock().UnixMilli()
-		err := x.read(ctx, want, func(i int, r *run) {
+		for _, h := range want {
+			drafts[h] = &draft{read: read, skip: true}
+		}
+		failure := x.read(ctx, want, func(i int, r *run) {
+			answered++
 			drafts[want[i]] = &draft{run: r, was: r, read: read, shared: true}
 			x.keep(want[i], nearRun{r, read, epoch})
 		})
-		if err != nil {
-			return err
+		if err == nil {
+			err = failure
 		}
 	}
-	return nil
+	return answered, err
 }
 
 // since returns from when on a claim is young enough for the record not to be written.
@@ -215,6 +222,9 @@ func (w *writer) apply(j job, drafts map[block.Hash]*draft, now int64) {
 				// Nothing is known to be there; what is, is at most another gateway's of this instant.
 				d = &draft{read: now}
 				drafts[j.chain[base]] = d
+			}
+			if d.skip {
+				break
 			}
 			if d.run == nil {
 				d.run, d.shared = &run{}, false
@@ -268,8 +278,9 @@ func (d *draft) dropped() []string {
 	return fields
 }
 
-// send writes the changed drafts in one pipeline and, as far as that worked, lets the near cache know them.
-func (w *writer) send(ctx context.Context, drafts map[block.Hash]*draft, epoch uint32) error {
+// send writes the changed drafts in one pipeline and, as far as that worked, lets the near cache know them. It
+// returns how many keys were written and the first error of those that were not.
+func (w *writer) send(ctx context.Context, drafts map[block.Hash]*draft, epoch uint32) (written int, err error) {
 	x := w.x
 	type sent struct {
 		h   block.Hash
@@ -302,7 +313,7 @@ func (w *writer) send(ctx context.Context, drafts map[block.Hash]*draft, epoch u
 		out = append(out, sent{h, d, pipe.HSet(ctx, key, fields), pipe.PExpire(ctx, key, life)})
 	}
 	if len(out) == 0 {
-		return nil
+		return 0, nil
 	}
 	_, execErr := pipe.Exec(ctx)
 	var first error
@@ -313,6 +324,7 @@ func (w *writer) send(ctx context.Context, drafts map[block.Hash]*draft, epoch u
 			err = s.ttl.Err()
 		}
 		if err == nil {
+			written++
 			x.metrics.written.Inc()
 			x.keep(s.h, nearRun{s.d.run, s.d.read, epoch})
 			continue
@@ -334,7 +346,8 @@ func (w *writer) send(ctx context.Context, drafts map[block.Hash]*draft, epoch u
 		_, _ = pipe.Exec(ctx) // the next write tells
 	}
 	if first == nil {
-		return execErr
+		first = execErr
 	}
-	return first
+	x.reloadTopology(first)
+	return written, first
 }

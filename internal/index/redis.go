@@ -365,7 +365,22 @@ func (x *Redis) read(ctx context.Context, keys []block.Hash, got func(i int, r *
 		}
 		got(i, decodeRun(fields))
 	}
+	x.reloadTopology(first)
 	return first
+}
+
+// reloadTopology lets a cluster client look again which node serves what, after an error that a changed cluster may be the
+// reason of. By itself it does so in a pipeline only on a redirection, which a dead master no longer gives. The client keeps to
+// a few reloads a second.
+func (x *Redis) reloadTopology(err error) {
+	c, ok := x.client.(interface{ ReloadState(ctx context.Context) })
+	if !ok || err == nil {
+		return
+	}
+	switch kindOf(err) {
+	case failNetwork, failTimeout, failCluster, failReadOnly:
+		c.ReloadState(context.Background())
+	}
 }
 
 // keep puts what was read into the near cache.
