@@ -198,7 +198,7 @@ func (m *Model) loadTokenizer(src *source) error {
 	}
 	m.encoder, m.encoderName, m.cutKinds = e, name, cuts.kinds()
 	m.images = imageTokens(e, src, v)
-	m.pool = newPool(e, m.opts.Workers, m.metrics.busy)
+	m.pool = newPool(e, m.opts.Workers, m.metrics.busy, corpusTexts[:]...)
 	m.chunks = newChunker(m.pool, cuts, m.opts.CacheBytes, m.metrics)
 	m.fingerprint = contentFingerprint(src.tokenizerJSON, extra, m.framing)
 	return nil

@@ -44,20 +44,30 @@ type job struct {
 	err  error
 }
 
-// newPool starts the threads. close ends them.
-func newPool(e engine, threads int, busy prometheus.Gauge) *pool {
+// newPool starts the threads; close ends them. Each first encodes the texts of warm: an encoder fills a thread's caches with
+// the vocabulary on its first text, which takes longer than a request may wait.
+func newPool(e engine, threads int, busy prometheus.Gauge, warm ...string) *pool {
 	p := &pool{engine: e, jobs: make(chan *job), busy: busy}
-	p.wg.Add(threads)
+	var warming sync.WaitGroup
 	for range threads {
-		go p.work()
+		warming.Add(1)
+		p.wg.Go(func() {
+			runtime.LockOSThread() // and never unlocked: the thread, and its caches, end with the goroutine
+			var counts [1]uintptr
+			for _, text := range warm {
+				// A failure here shows again in whatever is encoded next.
+				_, _ = e.encodeSpans(nil, text, []span{{0, uintptr(len(text))}}, false, counts[:])
+			}
+			warming.Done()
+			p.work()
+		})
 	}
+	warming.Wait()
 	return p
 }
 
-// work is the life of one thread. The goroutine ends without unlocking, which ends the thread and frees its caches.
+// work is the life of one thread.
 func (p *pool) work() {
-	defer p.wg.Done()
-	runtime.LockOSThread()
 	var ids []uint32
 	var counts []uintptr
 	for j := range p.jobs {

@@ -3,6 +3,7 @@ package tokenize
 import (
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -151,4 +152,17 @@ var foreignSentences = [...]string{
 	"Доброе утро, поезд отправляется в восемь часов. ", "Где находится библиотека, скажите, пожалуйста? ",
 	"مرحبا بالعالم، كيف حالك اليوم؟ ", "こんにちは、世界。今日はいい天気ですね。", "안녕하세요, 오늘은 날씨가 좋습니다. ",
 	"👍🏽 🎉 done ✅ ", "Où se trouve la bibliothèque, s'il vous plaît ? ", "Καλημέρα, πώς είσαι; ",
+}
+
+func readVocabularyFile(tb testing.TB, path string) *vocabulary {
+	tb.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	v, err := readVocabulary(data)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return v
 }
