@@ -132,18 +132,27 @@ func TestKindsOfStreams(t *testing.T) {
 		{"ends without a text", Chat, finish + done, Answer{Finish: "stop", Done: true, TextExact: true}, true},
 		{"not JSON", Chat, "data: hello\n\n", Answer{}, false},
 		{"error", Chat, `data: {"error":{"message":"x"}}` + "\n\n" + done, Answer{Failed: true, Done: true}, false},
-		{"usage in every event", Completions, `data: {"choices":[{"index":0,"text":"ue","finish_reason":null}],"usage":{"prompt_tokens":1,"completion_tokens":1}}` + "\n\n" +
-			`data: {"choices":[{"index":0,"text":"la","finish_reason":"length"}],"usage":{"prompt_tokens":1,"completion_tokens":2}}` + "\n\n" + done,
-			Answer{Usage: Usage{PromptTokens: 1, CompletionTokens: 2}, HasUsage: true, Text: []byte("uela"), TextExact: true, Finish: "length", Done: true}, true},
+		{
+			"usage in every event", Completions, `data: {"choices":[{"index":0,"text":"ue","finish_reason":null}],"usage":{"prompt_tokens":1,"completion_tokens":1}}` + "\n\n" +
+				`data: {"choices":[{"index":0,"text":"la","finish_reason":"length"}],"usage":{"prompt_tokens":1,"completion_tokens":2}}` + "\n\n" + done,
+			Answer{Usage: Usage{PromptTokens: 1, CompletionTokens: 2}, HasUsage: true, Text: []byte("uela"), TextExact: true, Finish: "length", Done: true},
+			true,
+		},
 		// Elsewhere the second half of Anthropic's usage replaced the first.
-		{"Messages", Messages, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":9,\"output_tokens\":1,\"cache_read_input_tokens\":32}}}\n\n" +
-			"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\n" +
-			"event: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":15}}\n\n" +
-			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
-			Answer{Usage: Usage{PromptTokens: 41, CompletionTokens: 15, CachedTokens: 32, CachedKnown: true}, HasUsage: true, Done: true}, true},
-		{"Responses", Responses, "data: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n" +
-			"data: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":3}}}\n\n",
-			Answer{Usage: Usage{PromptTokens: 9, CompletionTokens: 3, CachedTokens: 4, CachedKnown: true}, HasUsage: true, Done: true}, true},
+		{
+			"Messages", Messages, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":9,\"output_tokens\":1,\"cache_read_input_tokens\":32}}}\n\n" +
+				"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\n" +
+				"event: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":15}}\n\n" +
+				"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+			Answer{Usage: Usage{PromptTokens: 41, CompletionTokens: 15, CachedTokens: 32, CachedKnown: true}, HasUsage: true, Done: true},
+			true,
+		},
+		{
+			"Responses", Responses, "data: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n" +
+				"data: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":3}}}\n\n",
+			Answer{Usage: Usage{PromptTokens: 9, CompletionTokens: 3, CachedTokens: 4, CachedKnown: true}, HasUsage: true, Done: true},
+			true,
+		},
 	} {
 		every := make([]int, max(len(c.in)-1, 0))
 		for i := range every {

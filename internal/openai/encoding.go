@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/klauspost/compress/flate"
@@ -33,9 +34,9 @@ func DecodeBody(header http.Header, body []byte, limitBytes int64) ([]byte, erro
 		return nil, UnsupportedEncoding()
 	}
 	// The last coding named was put on last.
-	for i := len(codings) - 1; i >= 0; i-- {
+	for _, coding := range slices.Backward(codings) {
 		var err error
-		if body, err = decode(codings[i], body, limitBytes); err != nil {
+		if body, err = decode(coding, body, limitBytes); err != nil {
 			return nil, err
 		}
 	}

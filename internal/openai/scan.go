@@ -383,14 +383,7 @@ func (s *scanner) number() bool {
 }
 
 // isPlain says whether a string's raw bytes stand for themselves.
-func isPlain(raw []byte) bool {
-	for _, c := range raw {
-		if c == '\\' {
-			return false
-		}
-	}
-	return true
-}
+func isPlain(raw []byte) bool { return bytes.IndexByte(raw, '\\') < 0 }
 
 // unquote decodes a string that str has passed, quotes included, as json.loads does. A surrogate without partner becomes
 // U+FFFD.

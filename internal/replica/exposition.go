@@ -41,7 +41,7 @@ const (
 // use.
 //
 // A library would do, at a cost: the text of one engine is 60 kB, almost all of it histograms, every second, for each
-// replica. Skipping the lines that are not wanted takes a fiftieth of the time and no memory; see the benchmark.
+// replica. Skipping the lines that are not wanted takes a fiftieth of the time and hardly any memory; see the benchmark.
 type exposition struct {
 	names map[string]metricID
 	// wanted are the names whose absence is worth a warning, as they were looked for.

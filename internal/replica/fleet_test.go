@@ -69,7 +69,7 @@ func newEngine(t *testing.T) *engine {
 			case "/v1/models":
 				io.WriteString(w, *e.models.Load())
 			default:
-				w.WriteHeader(404)
+				w.WriteHeader(http.StatusNotFound)
 			}
 		}
 		select {
@@ -176,7 +176,7 @@ func TestOnly2xxIsHealthy(t *testing.T) {
 	good := newEngine(t)
 	for _, status := range []int{503, 404, 301, 500, 401} {
 		e := newEngine(t)
-		e.slow.Store(new(func(w http.ResponseWriter, r *http.Request) {
+		e.slow.Store(new(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", good.URL+"/health")
 			w.WriteHeader(status)
 		}))
@@ -195,7 +195,7 @@ func TestOnly2xxIsHealthy(t *testing.T) {
 	slow := newEngine(t)
 	release := make(chan struct{})
 	slow.slow.Store(new(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(200)
+		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
 		<-release
 	}))
@@ -235,7 +235,7 @@ func TestStaleMetricsOnlyStopCounting(t *testing.T) {
 	until(t, f, 0, "fresh", func(s Snapshot) bool { return s.Healthy && s.MetricsFresh })
 	e.slow.Store(new(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/metrics" {
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 		}
 	}))
 	s := until(t, f, 0, "stale", func(s Snapshot) bool { return !s.MetricsFresh })
@@ -382,23 +382,23 @@ func TestConnectFailuresEjectWithBackoff(t *testing.T) {
 		if !poll() {
 			t.Fatal("not healthy after a good poll")
 		}
-		for i, pause := range []time.Duration{1, 2, 4, 4, 4} {
+		for i, pause := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 4 * time.Second, 4 * time.Second} {
 			for range 10 { // Many requests were under way; they count once.
 				f.ReportFailure("http://a:1", FailureConnect)
 			}
 			if f.AppendSnapshots(nil)[0].Healthy || poll() {
 				t.Fatalf("ejection %d: healthy at once", i)
 			}
-			time.Sleep(pause*time.Second - time.Millisecond)
+			time.Sleep(pause - time.Millisecond)
 			if poll() {
-				t.Fatalf("ejection %d: healthy before %d s", i, pause)
+				t.Fatalf("ejection %d: healthy before %v", i, pause)
 			}
 			time.Sleep(time.Millisecond)
 			if f.AppendSnapshots(nil)[0].Healthy {
 				t.Fatalf("ejection %d: healthy without a poll", i)
 			}
 			if !poll() {
-				t.Fatalf("ejection %d: not healthy after %d s and a good poll", i, pause)
+				t.Fatalf("ejection %d: not healthy after %v and a good poll", i, pause)
 			}
 		}
 		f.ReportSuccess("http://a:1")
@@ -498,8 +498,10 @@ func TestStandstillEjects(t *testing.T) {
 				t.Fatal("ejected too early")
 			}
 		}
-		if scrape(2, 29) || scrape(2, 29) {
-			t.Fatal("not ejected at a standstill")
+		for range 2 {
+			if scrape(2, 29) {
+				t.Fatal("not ejected at a standstill")
+			}
 		}
 		time.Sleep(time.Hour)
 		if scrape(2, 29) {

@@ -340,7 +340,8 @@ func (in *instance) acquire(now time.Time, prefillTokens int) *Lease {
 }
 
 // FirstToken says that the first token came, ttft after the request was sent. The request's prefill tokens no longer
-// count, and the replica's prefill rate learns from it. Calls after the first, or after Release, do nothing.
+// count, and the replica's prefill rate learns from it, unless ttft is 0: then the time, or the number of tokens, is not
+// known well enough. Calls after the first, or after Release, do nothing.
 func (l *Lease) FirstToken(ttft time.Duration) {
 	if l.prefilled() {
 		l.in.rate.observe(time.Now(), int(l.tokens), ttft)

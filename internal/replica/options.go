@@ -66,7 +66,7 @@ type Options struct {
 	// EjectMin and EjectMax bound the pause after a failure seen by requests; it doubles from one to the other. Defaults
 	// 1s and 30s.
 	EjectMin time.Duration `yaml:"eject_min"`
-	EjectMax time.Duration `yaml:"eject_max"` //nolint:revive // documented with EjectMin
+	EjectMax time.Duration `yaml:"eject_max"`
 	// SoftFailures is how many requests in a row must fail softly (no first byte in time, connection lost while it was in
 	// use) before the replica is ejected. Default 3.
 	SoftFailures int `yaml:"soft_failures"`
