@@ -68,6 +68,9 @@ type Options struct {
 	Version string
 	// Getenv reads the environment. Nil means os.Getenv.
 	Getenv func(string) string
+
+	// wrap lets a test see what is registered.
+	wrap func(prometheus.Registerer) prometheus.Registerer
 }
 
 // Gateway is a running gateway.
@@ -126,11 +129,15 @@ func New(opts Options) (gw *Gateway, err error) {
 	}
 	gin.SetMode(gin.ReleaseMode)
 	registry := prometheus.NewRegistry()
+	var registerer prometheus.Registerer = registry
+	if opts.wrap != nil {
+		registerer = opts.wrap(registry)
+	}
 	g := &Gateway{
 		server:     cfg.Server.WithDefaults(),
 		log:        opts.Log,
 		access:     opts.Access,
-		registry:   registry,
+		registry:   registerer,
 		gatherer:   registry,
 		tokenizers: newTokenizers(cfg.Models),
 		keys:       newPolicyKeys(cfg.Route),
@@ -149,11 +156,11 @@ func New(opts Options) (gw *Gateway, err error) {
 	if err := g.newPolicies(cfg.Route); err != nil {
 		return nil, err
 	}
-	g.metrics = newMetrics(registry, g.policy.Name())
+	g.metrics = newMetrics(registerer, g.policy.Name())
 	g.metrics.maxFlight.Set(float64(g.server.MaxInFlight))
 	g.metrics.build.WithLabelValues(opts.Version, runtime.Version()).Set(1)
 
-	if g.fleet, err = replica.New(cfg.Fleet, g.log, registry); err != nil {
+	if g.fleet, err = replica.New(cfg.Fleet, g.log, registerer); err != nil {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	if err := g.newIndex(cfg, opts.Getenv); err != nil {
@@ -213,7 +220,6 @@ func (g *Gateway) newIndex(cfg *config.Config, getenv func(string) string) error
 		return fmt.Errorf("redis: %w", err)
 	}
 	g.teardown.add("redis", client.Close)
-	g.metrics.redis.Set(1)
 	g.index = index.NewRedis(client, cfg.Index, g.log, g.registry)
 	g.teardown.add("index", g.index.Close)
 	host, err := os.Hostname()

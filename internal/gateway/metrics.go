@@ -74,7 +74,6 @@ type metrics struct {
 	cachedError                                                     *prometheus.HistogramVec
 	predictions                                                     *prometheus.CounterVec
 
-	indexErrors prometheus.Counter
 	records     map[recordKind]prometheus.Counter
 	drops       map[answerDrop]prometheus.Counter
 	answerBytes prometheus.Gauge
@@ -83,7 +82,6 @@ type metrics struct {
 	modelReady *prometheus.GaugeVec
 	mismatch   *prometheus.GaugeVec
 	panics     prometheus.Counter
-	redis      prometheus.Gauge
 	build      *prometheus.GaugeVec
 }
 
@@ -139,7 +137,6 @@ func newMetrics(reg prometheus.Registerer, policy string) *metrics {
 			errorBuckets, "replica"),
 		predictions: counter("cached_tokens_predictions_total", "Predictions of cached tokens against what the engine reported.", "result"),
 
-		indexErrors: counter("index_errors_total", "Lookups in the index that were answered in part or from this gateway's own memory.").WithLabelValues(),
 		records:     map[recordKind]prometheus.Counter{},
 		drops:       map[answerDrop]prometheus.Counter{},
 		answerBytes: gauge("answers_queued_bytes", "Memory held by answers that wait to be tokenized and recorded.").WithLabelValues(),
@@ -149,7 +146,6 @@ func newMetrics(reg prometheus.Registerer, policy string) *metrics {
 		mismatch: gauge("block_size_mismatch", "1 for a replica whose block size differs from its model's block_tokens in the configuration.",
 			"replica"),
 		panics: counter("panics_total", "Faults of the gateway that were caught.").WithLabelValues(),
-		redis:  gauge("redis_configured", "1 if the index is shared through Redis.").WithLabelValues(),
 		build:  gauge("build_info", "Always 1; the labels tell the version.", "version", "go_version"),
 	}
 	decisions := counter("decisions_total", "Routing decisions by policy and reason.", "policy", "reason")
