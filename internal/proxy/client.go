@@ -95,12 +95,16 @@ func (w *clientWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// FlushError pushes what is buffered to the connection, within the time allowed.
+// FlushError pushes what is buffered to the connection, within the time allowed. Every piece is flushed, so the deadline is
+// lifted here: on HTTP/2 one that passes between two pieces, while the replica is thinking, would reset the stream.
 func (w *clientWriter) FlushError() error {
 	w.extend()
 	err := w.control.Flush()
 	if err != nil && !errors.Is(err, http.ErrNotSupported) {
 		w.err = err
+	}
+	if w.bounded && w.err == nil {
+		w.bounded = w.control.SetWriteDeadline(time.Time{}) == nil
 	}
 	return err
 }

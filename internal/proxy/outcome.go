@@ -2,12 +2,14 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"net/http/httptrace"
 	"strconv"
 	"sync/atomic"
+	"time"
 )
 
 // Result says how an attempt, or a whole request, ended. The set is closed: it is a metric's label.
@@ -117,14 +119,46 @@ func classify(ctx, client context.Context, err error, trace *connTrace) *failErr
 	}
 	var op *net.OpError
 	if !trace.connected.Load() || (errors.As(err, &op) && op.Op == "dial") {
-		return &failError{result: ResultDial, err: err}
+		return &failError{result: ResultDial, err: plain(err)}
 	}
-	return &failError{result: ResultFailed, err: err, stale: trace.reused.Load() && !trace.answered.Load()}
+	return &failError{result: ResultFailed, err: plain(err), stale: trace.stale()}
 }
+
+// plain returns an error fit for a log. The HTTP client quotes what it could not read, and a replica's bytes may hold a
+// prompt.
+func plain(err error) error {
+	var op *net.OpError
+	var cert *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &op):
+		return op
+	case errors.As(err, &cert):
+		return cert
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return errClosed
+	}
+	return errProtocol
+}
+
+// errClosed and errProtocol stand for what the HTTP client says of a broken connection.
+var (
+	errClosed   = errors.New("the replica closed the connection")
+	errProtocol = errors.New("the replica's connection broke, or it does not speak HTTP")
+)
 
 // connTrace notes how far an attempt got on its connection. The transport writes it from its own goroutines.
 type connTrace struct {
+	begun                       time.Time
 	connected, reused, answered atomic.Bool
+}
+
+// staleWithin is how soon a stale connection shows: the replica's operating system refuses the first bytes. What dies later
+// died at work.
+const staleWithin = 2 * time.Second
+
+// stale says that an attempt that failed now had a connection that was dead before.
+func (t *connTrace) stale() bool {
+	return t.reused.Load() && !t.answered.Load() && time.Since(t.begun) < staleWithin
 }
 
 func (t *connTrace) attach(ctx context.Context) context.Context {
@@ -149,7 +183,7 @@ func readResult(ctx, client context.Context, err error) (Result, error) {
 	case errors.Is(cause, errIdleTimeout):
 		return ResultIdleTimeout, cause
 	}
-	return ResultBroken, err
+	return ResultBroken, plain(err)
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -35,6 +35,10 @@ const headerPrefix = "X-Prefixgate-"
 // attemptHeader tells a replica that it is not the first to be asked.
 const attemptHeader = headerPrefix + "Attempt"
 
+// maxStale is how many stale connections in a row are passed over before the replica is blamed. The pool may hold several
+// that the replica closed at the same time.
+const maxStale = 3
+
 // errTotalTimeout, errFirstByteTimeout and errIdleTimeout are the causes with which an attempt's context is canceled.
 var (
 	errTotalTimeout     = errors.New("the request took longer than total_timeout")
@@ -184,6 +188,8 @@ func (f *forward) rewrite(pr *httputil.ProxyRequest) {
 		h.Del("Expect")
 		pr.Out.Body = nil
 	}
+	// ReverseProxy drops what it cannot parse of a query; here nobody reads it, and the replica shall get it as it is.
+	pr.Out.URL.RawQuery = pr.In.URL.RawQuery
 	// An absolute-form or forged Host never decides where a request goes.
 	pr.Out.Host = ""
 	pr.Out.URL.Scheme = "http"
@@ -214,9 +220,9 @@ func (f *forward) roundTrip(req *http.Request) (*http.Response, error) {
 	if !ok {
 		return nil, &failError{result: ResultNoReplica, err: errors.New("no replica to try")}
 	}
-	sameAgain := false // a stale connection was hit; the same replica is asked once more
+	sameAgain := 0 // how often a stale connection was hit and the same replica asked once more
 	for {
-		resp, fail := f.try(req, attempt, sameAgain)
+		resp, fail := f.try(req, attempt, sameAgain > 0)
 		if fail == nil && !f.proxy.retry[resp.StatusCode] {
 			return resp, nil
 		}
@@ -224,11 +230,11 @@ func (f *forward) roundTrip(req *http.Request) (*http.Response, error) {
 			finish(attempt, fail.result)
 			return nil, fail
 		}
-		if fail != nil && fail.stale && !sameAgain {
-			sameAgain = true
+		if fail != nil && fail.stale && sameAgain < maxStale {
+			sameAgain++
 			continue
 		}
-		sameAgain = false
+		sameAgain = 0
 		if f.attempts >= f.proxy.opts.MaxAttempts || (fail == nil && !f.canResend(req)) {
 			return f.give(attempt, resp, fail)
 		}
@@ -295,7 +301,7 @@ func (f *forward) try(req *http.Request, attempt Attempt, sameAgain bool) (*http
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
 	watch := newWatch(cancel, f.proxy.opts.FirstByteTimeout, errFirstByteTimeout)
-	trace := &connTrace{}
+	trace := &connTrace{begun: time.Now()}
 	out := req.WithContext(trace.attach(ctx))
 	out.URL = cloneURL(req.URL, target)
 	if f.attempts > 1 {

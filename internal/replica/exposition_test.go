@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"prefixgate/internal/testenv"
-
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"prefixgate/internal/testenv"
 )
 
 func capture(tb testing.TB, name string) []byte {
