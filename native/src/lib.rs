@@ -2,7 +2,7 @@
 //!
 //! - [`daulet`]: the C API of the Go module daulet/tokenizers (HuggingFace's encoder), compiled from the module's own source;
 //! - [`encode`]: the two encoders, HuggingFace's and fastokens, behind functions that take lengths;
-//! - `render`: chat templates.
+//! - [`render`]: chat templates.
 //!
 //! include/prefixgate.h declares what is exported. No panic crosses into Go: every exported function runs its body through
 //! [`ffi::guard`], which turns a panic into an error.
@@ -10,3 +10,4 @@
 mod daulet;
 mod encode;
 pub mod ffi;
+mod render;
