@@ -213,6 +213,11 @@ func Run(ctx context.Context, load Workload, policy route.Options, opts Options)
 	if err != nil {
 		return nil, err
 	}
+	return w.run(ctx, load)
+}
+
+// run lets time pass until everything has been answered.
+func (w *world) run(ctx context.Context, load Workload) (*Result, error) {
 	id := uint64(0)
 	pull := func() (Request, bool) {
 		r, ok := load.Next()
@@ -258,8 +263,8 @@ func Run(ctx context.Context, load Workload, policy route.Options, opts Options)
 				if err := ctx.Err(); err != nil {
 					return nil, err
 				}
-				if opts.Progress != nil {
-					opts.Progress(int(id))
+				if w.opts.Progress != nil {
+					w.opts.Progress(int(id))
 				}
 			}
 			if err := w.arrive(id, &next); err != nil {
@@ -268,8 +273,8 @@ func Run(ctx context.Context, load Workload, policy route.Options, opts Options)
 			next, more = pull()
 		}
 	}
-	if opts.Progress != nil {
-		opts.Progress(int(id))
+	if w.opts.Progress != nil {
+		w.opts.Progress(int(id))
 	}
 	w.result.finish(w)
 	return w.result, nil

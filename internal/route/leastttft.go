@@ -13,7 +13,7 @@ import (
 type leastTTFT struct {
 	w              float64
 	decode         float64 // Seconds per request in flight.
-	imbalance      float64 // Seconds per request in flight beyond the mean and the slack.
+	imbalance      float64 // Seconds for the square of requests in flight beyond the mean and the slack.
 	imbalanceSlack float64
 	kv             float64 // Seconds at full KV use.
 	adapter        float64 // Seconds to load an adapter.
@@ -24,9 +24,9 @@ func newLeastTTFT(opts Options) *leastTTFT {
 	o := opts.LeastTTFT
 	return &leastTTFT{
 		w:              or(o.UncachedWeight, 1.5),
-		decode:         or(o.DecodeCost, 2*time.Millisecond).Seconds(),
-		imbalance:      or(o.ImbalanceCost, 50*time.Millisecond).Seconds(),
-		imbalanceSlack: or(o.ImbalanceSlack, 4),
+		decode:         or(o.DecodeCost, 5*time.Millisecond).Seconds(),
+		imbalance:      or(o.ImbalanceCost, 100*time.Millisecond).Seconds(),
+		imbalanceSlack: or(o.ImbalanceSlack, 3),
 		kv:             or(o.KVCost, 2*time.Second).Seconds(),
 		adapter:        or(o.AdapterCost, 500*time.Millisecond).Seconds(),
 		ties:           newSequence(opts),
@@ -63,7 +63,7 @@ func (p *leastTTFT) cost(req *Request, c *Candidate, s survey) float64 {
 	load := float64(c.load()) / w
 	cost += p.decode * load
 	if over := load - s.meanLoad() - p.imbalanceSlack; over > 0 {
-		cost += p.imbalance * over
+		cost += p.imbalance * over * over
 	}
 	kv, ok := c.kvUsage()
 	if !ok {
@@ -101,22 +101,58 @@ func (c *Candidate) queuedTokens(rate float64) float64 {
 	return q
 }
 
-func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decision {
-	best, bestCost := -1, math.Inf(1)
-	tie := tieBreak{key: p.ties.key(req)}
+// margin is by how much costs may differ and still count as equal, in seconds: that of a fifth of the mean load, once there is
+// some. Gateways that hear of each other late would otherwise all send to the same least loaded replica until they do.
+func (p *leastTTFT) margin(s survey) float64 {
+	return p.decode * max(0, s.meanLoad()-p.imbalanceSlack) / 5
+}
+
+// breakTies picks among the candidates that cost at most limit, and says how many of the kind there were. The longest match goes first,
+// however short. Among equally long ones a rendezvous hash of the prefix decides, so that gateways agree and a prefix that was
+// once hot gathers on one replica again; under load, when all that hold the prefix are needed, chance decides.
+func (p *leastTTFT) breakTies(req *Request, candidates []Candidate, s survey, limit float64) (best, ties int) {
+	longest := -1
+	for i := range candidates {
+		if c := &candidates[i]; s.allows(req, c) && req.match(c) > longest && p.cost(req, c, s) <= limit {
+			longest = req.match(c)
+		}
+	}
+	key := req.Prefix
+	if key == 0 || (longest > 0 && p.margin(s) > 0) {
+		key = p.ties.next()
+	}
+	tie := tieBreak{key: key}
+	best = -1
 	for i := range candidates {
 		c := &candidates[i]
-		if !s.allows(req, c) {
-			continue
-		}
-		cost := p.cost(req, c, s)
 		switch {
-		case best < 0 || cost < bestCost:
-			best, bestCost = i, cost
+		case !s.allows(req, c) || req.match(c) != longest || p.cost(req, c, s) > limit:
+		case best < 0:
+			best = i
 			tie.start(i)
-		case cost == bestCost:
+		default:
 			best = tie.next(candidates, i)
 		}
+	}
+	return best, tie.ties
+}
+
+func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decision {
+	best, bestCost, ties := -1, math.Inf(1), 0
+	for i := range candidates {
+		if !s.allows(req, &candidates[i]) {
+			continue
+		}
+		switch cost := p.cost(req, &candidates[i], s); {
+		case best < 0 || cost < bestCost:
+			best, bestCost, ties = i, cost, 1
+		case cost == bestCost:
+			ties++
+		}
+	}
+	margin := p.margin(s)
+	if ties > 1 || margin > 0 {
+		best, ties = p.breakTies(req, candidates, s, bestCost+margin)
 	}
 	c := &candidates[best]
 	d := Decision{Index: best}
@@ -126,7 +162,7 @@ func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decisio
 		d.Reason = ReasonSpread
 	case match > s.minMatch:
 		d.Reason = ReasonPrefix
-	case match == 0 && tie.ties > 1:
+	case match == 0 && ties > 1:
 		d.Reason = ReasonCold
 	default:
 		d.Reason = ReasonLoad

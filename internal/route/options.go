@@ -74,13 +74,13 @@ type LeastTTFTOptions struct {
 	// PrefillRate is the prefill speed in tokens per second of a replica of weight 1 while no replica's is known. 0 means
 	// 8000.
 	PrefillRate float64 `yaml:"prefill_rate"`
-	// DecodeCost is what each request in flight on a replica is taken to cost a new one. 0 means 2ms; below 0 nothing.
+	// DecodeCost is what each request in flight on a replica is taken to cost a new one. 0 means 5ms; below 0 nothing.
 	DecodeCost time.Duration `yaml:"decode_cost"`
-	// ImbalanceCost is what each request in flight beyond ImbalanceSlack over the mean of the candidates costs on top of
-	// DecodeCost. It makes a hot prefix spread to more replicas. 0 means 50ms; below 0 nothing.
+	// ImbalanceCost times the square of the requests in flight beyond ImbalanceSlack over the candidates' mean comes on top. It
+	// makes a hot prefix spread to more replicas. 0 means 100ms; below 0 nothing.
 	ImbalanceCost time.Duration `yaml:"imbalance_cost"`
 	// ImbalanceSlack is the number of requests that a replica may have in flight over the mean before ImbalanceCost counts.
-	// 0 means 4; below 0 none.
+	// 0 means 3; below 0 none.
 	ImbalanceSlack float64 `yaml:"imbalance_slack"`
 	// KVCost is what a completely used KV cache costs. It counts from 80 % of use on and grows with the square of what is
 	// above. 0 means 2s; below 0 nothing.

@@ -71,7 +71,7 @@ func (s *Selector) Pick(req *Request, candidates []Candidate) (d Decision, ok bo
 	if sv.allowed == 0 {
 		return Decision{}, false
 	}
-	if i, ok := s.probe(req, candidates); ok {
+	if i, ok := s.probe(req, candidates); ok && sv.usable > 1 {
 		return Decision{Index: i, Reason: ReasonProbe, ExpectedTTFT: expectedTTFT(req, &candidates[i], sv)}, true
 	}
 	d = s.rule.pick(req, candidates, sv)
@@ -116,4 +116,22 @@ func (s *Selector) probe(req *Request, candidates []Candidate) (int, bool) {
 		return 0, false // Those with load are being tested all the time.
 	}
 	return i, true
+}
+
+// Margin returns by how much the costs of candidates may differ and still count as equal, in the unit of AppendCosts. It is 0 but for
+// policies that go by expected time to first token, under load.
+func (s *Selector) Margin(req *Request, candidates []Candidate) float64 {
+	sv := s.limits.survey(req, candidates)
+	if sv.allowed == 0 {
+		return 0
+	}
+	switch r := s.rule.(type) {
+	case *leastTTFT:
+		return r.margin(sv)
+	case *session:
+		if req.Session == 0 {
+			return r.fallback.margin(sv)
+		}
+	}
+	return 0
 }

@@ -53,6 +53,8 @@ type survey struct {
 	minMatch  int
 	kvSum     float64 // Sum of the known KV usage.
 	kvKnown   int
+	running   int // Sum of the running requests of those with fresh metrics, and their number.
+	fresh     int
 	minQueue  int // Least and greatest number of requests in the engine's queue.
 	maxQueue  int
 	loaded    int // With the adapter loaded.
@@ -84,7 +86,7 @@ func (l limits) survey(req *Request, candidates []Candidate) survey {
 			known++
 		}
 		s := &levels[l.level(req, c)]
-		load, match, queue := c.load(), req.match(c), c.queue()
+		load, match, queue := c.load(), req.match(c), c.queue(0)
 		s.allowed++
 		s.weight += w
 		s.minWeight, s.maxWeight = min(s.minWeight, w), max(s.maxWeight, w)
@@ -95,6 +97,10 @@ func (l limits) survey(req *Request, candidates []Candidate) survey {
 		if kv, ok := c.kvUsage(); ok {
 			s.kvSum += kv
 			s.kvKnown++
+		}
+		if c.tellsRunning() {
+			s.running += c.Running
+			s.fresh++
 		}
 		if c.Adapter == AdapterLoaded {
 			s.loaded++
@@ -109,6 +115,15 @@ func (l limits) survey(req *Request, candidates []Candidate) survey {
 	s.rate = l.defaultRate
 	if known > 0 {
 		s.rate = median(rates[:known])
+	}
+	if s.fresh > 0 && s.fresh < s.allowed {
+		s.minQueue, s.maxQueue = math.MaxInt, 0
+		for i := range candidates {
+			if c := &candidates[i]; s.allows(req, c) {
+				queue := c.queue(s.meanRunning())
+				s.minQueue, s.maxQueue = min(s.minQueue, queue), max(s.maxQueue, queue)
+			}
+		}
 	}
 	return s
 }
@@ -133,6 +148,14 @@ func (l limits) level(req *Request, c *Candidate) int {
 // allows says whether a policy may pick c.
 func (s survey) allows(req *Request, c *Candidate) bool {
 	return c.Healthy && !c.Draining && s.limits.level(req, c) == s.level
+}
+
+// meanRunning is how many requests a replica that does not tell is taken to run.
+func (s survey) meanRunning() int {
+	if s.fresh == 0 {
+		return 0
+	}
+	return s.running / s.fresh
 }
 
 // meanKV is what is assumed of a replica that does not tell its KV usage: neither better nor worse than the others.
@@ -162,13 +185,16 @@ func (c *Candidate) load() int {
 }
 
 // queue is the number of requests waiting in c's engine: its own count, or the requests in flight beyond those it runs if
-// these are more, so that what was sent since the last scrape counts. Without fresh metrics all in flight count.
-func (c *Candidate) queue() int {
-	if c.MetricsFresh {
+// these are more, so that what was sent since the last scrape counts. Without fresh metrics running stands for those it runs.
+func (c *Candidate) queue(running int) int {
+	if c.tellsRunning() {
 		return max(0, c.Waiting, c.InFlight-c.Running)
 	}
-	return max(0, c.InFlight)
+	return max(0, c.InFlight-running)
 }
+
+// tellsRunning says whether the engine's own count of running requests can be used.
+func (c *Candidate) tellsRunning() bool { return c.MetricsFresh && c.Running >= 0 }
 
 // kvUsage is the use of c's KV cache, if it is known.
 func (c *Candidate) kvUsage() (float64, bool) {

@@ -44,7 +44,7 @@ func (p *weighted) cost(req *Request, c *Candidate, s survey) float64 {
 	if !ok {
 		kv = s.meanKV()
 	}
-	queue := c.queue()
+	queue := c.queue(s.meanRunning())
 	tier := 0
 	if queue > p.queueThreshold || kv > p.kvThreshold {
 		tier = 1
