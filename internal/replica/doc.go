@@ -7,8 +7,10 @@
 //
 // # Health
 //
-// A replica is healthy while its /health answers 2xx and nothing speaks against it: a connection that fails ejects it at
-// once, until /health has answered again after a pause that doubles with each ejection; first bytes that do not come, or
+// A replica is healthy while its /health answers 2xx and nothing speaks against it. Any other answer, or a refused
+// connection, takes it out at once; silence only after a few polls, and not while it serves requests: an engine that is
+// busy with large prompts answers its health path late, and taking it out would hurt all the others. For requests, a
+// connection that fails ejects it at once, until /health has answered again after a pause that doubles with each ejection; first bytes that do not come, or
 // counters that stand still while requests run, eject it for a while and let it back with one request at a time until one
 // succeeds. A replica that has never answered /health is not healthy.
 //

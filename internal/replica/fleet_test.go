@@ -204,26 +204,38 @@ func TestOnly2xxIsHealthy(t *testing.T) {
 	close(release)
 }
 
-// A single failed poll is no reason to move every conversation elsewhere; a refused connection is.
-func TestOneFailedPollIsForgivenARefusedConnectionIsNot(t *testing.T) {
+// A late answer of the health path is no reason to move every conversation elsewhere; a refused connection is.
+func TestSilenceIsForgivenForAWhile(t *testing.T) {
 	f, _, _ := newFleet(t, Options{Replicas: []Target{{URL: "http://a:1"}}}, false)
 	in := f.members.Load().list[0]
 	now := time.Now()
-	step := func(ok, hard, want bool) {
+	step := func(v verdict, want bool) {
 		t.Helper()
-		in.judge(now, ok, hard, "test")
+		now = now.Add(time.Second)
+		in.judge(now.Add(-time.Millisecond), now, v, "test")
 		if got := f.AppendSnapshots(nil)[0].Healthy; got != want {
-			t.Errorf("Healthy after poll (ok %v, hard %v) = %v, want %v", ok, hard, got, want)
+			t.Errorf("Healthy after verdict %d = %v, want %v", v, got, want)
 		}
 	}
 	if f.AppendSnapshots(nil)[0].Healthy {
 		t.Error("Healthy before any poll")
 	}
-	step(true, false, true)
-	step(false, false, true)
-	step(false, false, false)
-	step(true, false, true)
-	step(false, true, false)
+	step(verdictSilent, false)
+	step(verdictWell, true)
+	step(verdictSilent, true)
+	step(verdictSilent, true)
+	step(verdictWell, true)
+	step(verdictSilent, true)
+	step(verdictSilent, true)
+	step(verdictSilent, false)
+	step(verdictWell, true)
+	step(verdictIll, false)
+	step(verdictWell, true)
+	// Elsewhere a pool of busy engines was declared dead because their health paths were slow.
+	for range 20 {
+		in.succeeded(now.Add(time.Second))
+		step(verdictSilent, true)
+	}
 }
 
 // Elsewhere all metrics stale meant the pool was full. Here they only stop counting, and the log says so once.
@@ -341,7 +353,7 @@ func TestLeasesEndOnTheirOwnInstance(t *testing.T) {
 			t.Fatalf("old instance has %d in flight, %d prefill tokens; want 0, 0", n, p)
 		}
 		in := f.members.Load().list[0]
-		in.judge(time.Now(), true, false, "test")
+		in.judge(time.Now(), time.Now(), verdictWell, "test")
 		if s := f.AppendSnapshots(nil)[0]; s.InFlight != 0 || s.PrefillTokens != 0 || !s.Healthy {
 			t.Fatalf("new instance = %+v, want untouched by the old one's requests", s)
 		}
@@ -376,7 +388,7 @@ func TestConnectFailuresEjectWithBackoff(t *testing.T) {
 		f, reg, _ := newFleet(t, Options{Replicas: []Target{{URL: "http://a:1"}}, EjectMin: time.Second, EjectMax: 4 * time.Second}, false)
 		in := f.members.Load().list[0]
 		poll := func() bool {
-			in.judge(time.Now(), true, false, "test")
+			in.judge(time.Now(), time.Now(), verdictWell, "test")
 			return f.AppendSnapshots(nil)[0].Healthy
 		}
 		if !poll() {
@@ -423,7 +435,7 @@ func TestSoftFailuresEjectAndReturnOnTrial(t *testing.T) {
 		f, _, _ := newFleet(t, Options{Replicas: []Target{{URL: "http://a:1"}}, EjectMin: time.Second}, false)
 		in := f.members.Load().list[0]
 		poll := func() bool {
-			in.judge(time.Now(), true, false, "test")
+			in.judge(time.Now(), time.Now(), verdictWell, "test")
 			return f.AppendSnapshots(nil)[0].Healthy
 		}
 		poll()
@@ -476,11 +488,12 @@ func TestStandstillEjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _, _ := newFleet(t, Options{Replicas: []Target{{URL: "http://a:1"}}, StallAfter: 10 * time.Second}, false)
 		in := f.members.Load().list[0]
-		in.judge(time.Now(), true, false, "test")
+		in.judge(time.Now(), time.Now(), verdictWell, "test")
+		steps := 7.0
 		scrape := func(running, prompt float64) bool {
 			time.Sleep(time.Second)
-			in.judge(time.Now(), true, false, "test")
-			in.scraped(time.Now(), sample{running: running, prompt: prompt, generated: 0, steps: math.NaN(), start: 1}, nil)
+			in.judge(time.Now(), time.Now(), verdictWell, "test")
+			in.scraped(time.Now(), sample{running: running, prompt: prompt, generated: 0, steps: steps, start: 1}, nil)
 			return f.AppendSnapshots(nil)[0].Healthy
 		}
 		for i := range 30 {
@@ -509,6 +522,18 @@ func TestStandstillEjects(t *testing.T) {
 		}
 		if !scrape(2, 30) {
 			t.Fatal("not back although it moves")
+		}
+		// An engine that does not count its steps may be at a long prefill.
+		steps = math.NaN()
+		scrape(2, 30)
+		for range 48 {
+			if !scrape(2, 30) {
+				t.Fatal("ejected in the middle of a long prefill")
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if scrape(2, 30) {
+			t.Fatal("not ejected after five times the limit")
 		}
 	})
 }

@@ -59,7 +59,8 @@ type instance struct {
 	up        bool // Verdict of the health path.
 	judged    bool // There has been a verdict.
 	pollFails int
-	healthy   bool // As last logged.
+	aliveAt   time.Time // It last answered a request, or told its metrics.
+	healthy   bool      // As last logged.
 
 	ejected    bool
 	ejectKind  FailureKind
@@ -125,17 +126,20 @@ func (in *instance) logHealthLocked(now time.Time, why string) {
 	}
 }
 
-// judge takes in one poll of the health path. hard says that it could not even connect.
-func (in *instance) judge(now time.Time, ok, hard bool, why string) {
+// judge takes in one poll of the health path that was sent at began.
+func (in *instance) judge(began, now time.Time, v verdict, why string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if !in.judged {
 		in.judged = true
 		close(in.probed)
 	}
-	if !ok {
+	if v == verdictSilent && in.aliveAt.After(began) {
+		return
+	}
+	if v != verdictWell {
 		in.pollFails++
-		if hard || in.pollFails >= in.fleet.opts.UnhealthyAfter {
+		if v == verdictIll || in.pollFails >= in.fleet.opts.UnhealthyAfter {
 			in.up = false
 		}
 		in.logHealthLocked(now, why)
@@ -192,6 +196,7 @@ func (in *instance) failed(now time.Time, kind FailureKind) {
 func (in *instance) succeeded(now time.Time) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	in.aliveAt = now
 	in.soft = 0
 	if in.onTrialLocked(now) {
 		in.probation, in.ejected = false, false
@@ -227,7 +232,7 @@ func (in *instance) scraped(now time.Time, s sample, missing []string) {
 		in.movedAt = time.Time{}
 	}
 	in.load = s
-	in.scrapedAt = now
+	in.scrapedAt, in.aliveAt = now, now
 	cached := s.cached
 	if math.IsNaN(cached) {
 		cached = 0
@@ -273,7 +278,11 @@ func (in *instance) watchProgressLocked(now time.Time, s sample) {
 		}
 		return
 	}
-	if now.Sub(in.movedAt) >= in.fleet.opts.StallAfter {
+	limit := in.fleet.opts.StallAfter
+	if math.IsNaN(s.steps) {
+		limit *= 5
+	}
+	if now.Sub(in.movedAt) >= limit {
 		in.ejectLocked(now, failureStall)
 	}
 }
@@ -343,9 +352,14 @@ func (in *instance) acquire(now time.Time, prefillTokens int) *Lease {
 // count, and the replica's prefill rate learns from it, unless ttft is 0: then the time, or the number of tokens, is not
 // known well enough. Calls after the first, or after Release, do nothing.
 func (l *Lease) FirstToken(ttft time.Duration) {
-	if l.prefilled() {
-		l.in.rate.observe(time.Now(), int(l.tokens), ttft)
+	if !l.prefilled() {
+		return
 	}
+	now := time.Now()
+	l.in.rate.observe(now, int(l.tokens), ttft)
+	l.in.mu.Lock()
+	defer l.in.mu.Unlock()
+	l.in.aliveAt = now
 }
 
 // prefilled stops counting the lease's prefill tokens; it reports whether this call did.

@@ -58,8 +58,8 @@ type Options struct {
 	Timeout time.Duration `yaml:"timeout"`
 	// ModelsInterval is the time between two readings of /v1/models. Default 10s.
 	ModelsInterval time.Duration `yaml:"models_interval"`
-	// UnhealthyAfter is how many polls of the health path in a row must fail before the replica is taken out; a refused
-	// connection takes it out at once. Default 2.
+	// UnhealthyAfter is how many polls of the health path in a row must stay without an answer before the replica is taken
+	// out. A refused connection, or any answer but a 2xx, takes it out at once. Default 3.
 	UnhealthyAfter int `yaml:"unhealthy_after"`
 	// StaleAfter is the age from which on scraped load no longer counts. Default 5 intervals plus one timeout.
 	StaleAfter time.Duration `yaml:"stale_after"`
@@ -70,8 +70,9 @@ type Options struct {
 	// SoftFailures is how many requests in a row must fail softly (no first byte in time, connection lost while it was in
 	// use) before the replica is ejected. Default 3.
 	SoftFailures int `yaml:"soft_failures"`
-	// StallAfter ejects a replica that reports running requests while none of its token counters moves for so long.
-	// Default 60s; negative switches it off.
+	// StallAfter ejects a replica that reports running requests while none of its counters of steps and tokens moves for
+	// so long; for five times as long if it does not count its steps, since then a long prefill looks the same. Default
+	// 60s; negative switches it off.
 	StallAfter time.Duration `yaml:"stall_after"`
 	// MaxScrapeBytes bounds what is read of one poll's answer. Default 8 MiB.
 	MaxScrapeBytes int64 `yaml:"max_scrape_bytes"`
@@ -102,7 +103,7 @@ func (o Options) withDefaults() Options {
 	def(&o.EjectMax, max(30*time.Second, o.EjectMin))
 	def(&o.StallAfter, 60*time.Second)
 	if o.UnhealthyAfter == 0 {
-		o.UnhealthyAfter = 2
+		o.UnhealthyAfter = 3
 	}
 	if o.SoftFailures == 0 {
 		o.SoftFailures = 3

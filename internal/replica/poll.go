@@ -50,29 +50,44 @@ func wait(ctx context.Context, d time.Duration, kick <-chan struct{}) bool {
 // pollHealth asks for the replica's health until ctx is done.
 func (in *instance) pollHealth(ctx context.Context) {
 	for {
-		ok, hard, why := in.health(ctx)
+		began := time.Now()
+		v, why := in.health(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if !ok {
+		if v != verdictWell {
 			in.scrapeErrors[pollHealth].Add(1)
 		}
-		in.judge(time.Now(), ok, hard, why)
+		in.judge(began, time.Now(), v, why)
 		if !wait(ctx, in.fleet.opts.Interval, in.kick) {
 			return
 		}
 	}
 }
 
+// verdict is what one poll of the health path says.
+type verdict uint8
+
+const (
+	// verdictWell is a 2xx.
+	verdictWell verdict = iota
+	// verdictIll is any other answer, or a refused connection.
+	verdictIll
+	// verdictSilent is none.
+	verdictSilent
+)
+
 // health asks once. Only the status counts: a 2xx whose body dawdles is healthy.
-func (in *instance) health(ctx context.Context) (ok, hard bool, why string) {
+func (in *instance) health(ctx context.Context) (v verdict, why string) {
 	ctx, cancel := context.WithTimeout(ctx, in.fleet.opts.Timeout)
 	defer cancel()
 	resp, err := in.get(ctx, in.fleet.opts.HealthPath)
 	if err != nil {
 		var op *net.OpError
-		hard = errors.As(err, &op) && op.Op == "dial" && !op.Timeout()
-		return false, hard, "health: " + reason(err)
+		if errors.As(err, &op) && op.Op == "dial" && !op.Timeout() {
+			return verdictIll, "health: " + reason(err)
+		}
+		return verdictSilent, "health: " + reason(err)
 	}
 	// What little an engine says there is read if it is at hand, so that the connection can be used again.
 	if resp.ContentLength == 0 {
@@ -80,9 +95,9 @@ func (in *instance) health(ctx context.Context) (ok, hard bool, why string) {
 	}
 	_ = resp.Body.Close() // nothing of it matters
 	if resp.StatusCode/100 != 2 {
-		return false, false, fmt.Sprintf("health: status %d", resp.StatusCode)
+		return verdictIll, fmt.Sprintf("health: status %d", resp.StatusCode)
 	}
-	return true, false, "health: ok"
+	return verdictWell, "health: ok"
 }
 
 // pollMetrics reads the replica's metrics, and now and then its models, until ctx is done.
