@@ -20,8 +20,8 @@
 // A lookup therefore asks for the heads, which tells where each holder's knowledge ends to within a segment, how far the
 // prompt follows the recorded path in it and under which hash it would continue elsewhere; and, only if some holder reaches
 // exactly that point, for these continuations. That is at most two round trips however long the prompt. The result is exact
-// for prefix-closed holdings unless more than maxNested paths fork from forks within one segment; then it is
-// an underestimate of less than that segment.
+// for prefix-closed holdings unless more than 15 paths fork from forks within one segment, beyond where the prompt left the
+// first; then it may be an underestimate, by less than that segment.
 //
 // A claim counts if it is young enough: touched within the TTL, within the holder's MaxAge, and not before the
 // holder was forgotten. Whoever touches block i touches all before it, so the deepest claim that counts decides. A hole

@@ -34,35 +34,26 @@ func kindOf(err error) failure {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
 		errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return failTimeout
-	case redis.IsAuthError(err), redis.IsPermissionError(err):
-		return failAuth
-	case redis.IsLoadingError(err), redis.IsMasterDownError(err):
-		return failLoading
-	case redis.IsReadOnlyError(err):
-		return failReadOnly
-	case redis.IsOOMError(err):
-		return failFull
-	case redis.IsClusterDownError(err), redis.IsTryAgainError(err):
-		return failCluster
-	case errors.As(err, &netErr):
-		if netErr.Timeout() {
-			return failTimeout
-		}
-		return failNetwork
 	case errors.As(err, &reply):
-		if _, moved := redis.IsMovedError(err); moved {
-			return failCluster
-		}
-		if _, ask := redis.IsAskError(err); ask {
-			return failCluster
-		}
-		switch {
-		case strings.HasPrefix(reply.Error(), "WRONGTYPE "):
+		// The first word of an error reply is its code.
+		code, _, _ := strings.Cut(reply.Error(), " ")
+		switch code {
+		case "NOAUTH", "WRONGPASS", "NOPERM":
+			return failAuth
+		case "LOADING", "MASTERDOWN":
+			return failLoading
+		case "READONLY":
+			return failReadOnly
+		case "OOM":
+			return failFull
+		case "WRONGTYPE":
 			return failWrongType
-		case strings.HasPrefix(reply.Error(), "CROSSSLOT "):
+		case "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "CROSSSLOT":
 			return failCluster
 		}
 		return failReply
+	case errors.As(err, &netErr) && netErr.Timeout():
+		return failTimeout
 	}
 	return failNetwork
 }

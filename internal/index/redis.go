@@ -498,13 +498,10 @@ func (x *Redis) exchangeForgotten(ctx context.Context) error {
 	if err != nil {
 		kind := kindOf(err)
 		x.metrics.errs[kind].Inc()
-		if !kind.answered() {
-			return err
-		}
 		if kind == failWrongType {
 			return x.client.Unlink(ctx, key).Err()
 		}
-		return nil
+		return err
 	}
 	theirs := make(map[uint64]int64, len(fields))
 	var old, set []string
