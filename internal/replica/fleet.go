@@ -51,9 +51,10 @@ type Snapshot struct {
 	MetricsFresh bool
 	// NewBlockRate is how many blocks a second are newly written into its cache, smoothed over a minute; 0 if unknown.
 	NewBlockRate float64
-	// InFlight and PrefillTokens are this gateway's own requests on the replica, and the uncached prompt tokens of those
-	// that have not seen their first token.
-	InFlight      int
+	// InFlight is the number of this gateway's own requests on the replica.
+	InFlight int
+	// PrefillTokens are the uncached prompt tokens of those that have not seen their first token, less what the replica should
+	// have computed of the first of them by now.
 	PrefillTokens int64
 	// PrefillRate is the learned prefill speed in tokens per second; 0 while unknown.
 	PrefillRate float64

@@ -349,8 +349,8 @@ func TestLeasesEndOnTheirOwnInstance(t *testing.T) {
 		}
 		f.SetReplicas([]Target{{URL: "http://A:1/"}})
 		wg.Wait()
-		if n, p := old.inFlight.Load(), old.prefillTokens.Load(); n != 0 || p != 0 {
-			t.Fatalf("old instance has %d in flight, %d prefill tokens; want 0, 0", n, p)
+		if n, p, q := old.inFlight.Load(), old.prefillTokens, len(old.queue); n != 0 || p != 0 || q != 0 {
+			t.Fatalf("old instance has %d in flight, %d prefill tokens, %d waiting; want none", n, p, q)
 		}
 		in := f.members.Load().list[0]
 		in.judge(time.Now(), time.Now(), verdictWell, "test")
@@ -379,6 +379,43 @@ func TestAcquireCountsAtDispatch(t *testing.T) {
 	check(1, 0)
 	one.Release()
 	check(0, 0)
+}
+
+func TestPrefillUnderWayCountsInPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, _ := newFleet(t, Options{Replicas: []Target{{URL: "http://a:1"}}}, false)
+		in := f.members.Load().list[0]
+		check := func(want int64) {
+			t.Helper()
+			if got := f.AppendSnapshots(nil)[0].PrefillTokens; got != want {
+				t.Errorf("PrefillTokens = %d, want %d", got, want)
+			}
+		}
+		first, _ := f.Acquire("http://a:1", 1000)
+		time.Sleep(500 * time.Millisecond)
+		check(1000) // The rate is not known.
+		in.rate.rate.Store(math.Float64bits(1000))
+		check(500)
+		second, _ := f.Acquire("http://a:1", 300)
+		third, _ := f.Acquire("http://a:1", 200)
+		check(1000)
+		time.Sleep(10 * time.Second)
+		check(500) // What waits behind a slow one has not begun.
+		first.FirstToken(0)
+		check(500)
+		time.Sleep(100 * time.Millisecond)
+		check(400)
+		third.Release() // A client that left from the middle of the queue.
+		check(200)
+		second.Release()
+		check(0)
+		time.Sleep(time.Hour)
+		last, _ := f.Acquire("http://a:1", 100)
+		check(100) // Idle time is not progress.
+		last.Release()
+		check(0)
+		first.Release()
+	})
 }
 
 // Elsewhere requests stuck to a replica that refused connections. Here the first one ejects it, and only an answer of the

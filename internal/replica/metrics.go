@@ -26,7 +26,7 @@ func newCollector(f *Fleet) *collector {
 		healthy:       desc("healthy", "1 if the replica may get requests."),
 		draining:      desc("draining", "1 if the replica shall get no new requests."),
 		inFlight:      desc("in_flight_requests", "Requests of this gateway on the replica."),
-		prefillTokens: desc("prefill_tokens", "Uncached prompt tokens of this gateway's requests that have not seen a first token."),
+		prefillTokens: desc("prefill_tokens", "Uncached prompt tokens of this gateway's requests that the replica has still to compute."),
 		prefillRate:   desc("prefill_rate_tokens_per_second", "Learned prefill speed; absent while unknown."),
 		age:           desc("metrics_age_seconds", "Time since the replica's metrics were read; absent if they never were."),
 		fresh:         desc("metrics_fresh", "1 if the replica's metrics are recent enough to be used."),
