@@ -9,17 +9,17 @@ type leastLoad struct {
 
 func newLeastLoad(o Options) *leastLoad { return &leastLoad{ties: newSequence(o)} }
 
-func (p *leastLoad) cost(_ *Request, c *Candidate, _ survey) float64 {
+func (p *leastLoad) cost(_ *Request, c *Candidate, _ *survey) float64 {
 	return float64(c.load()) / c.weight()
 }
 
 func (p *leastLoad) pick(req *Request, candidates []Candidate, s survey) Decision {
-	i := pickLeastLoaded(req, candidates, s, p.ties.next())
+	i := pickLeastLoaded(req, candidates, &s, p.ties.next())
 	return Decision{Index: i, Reason: ReasonLoad}
 }
 
 // pickLeastLoaded returns the allowed candidate with the least load; key breaks ties.
-func pickLeastLoaded(req *Request, candidates []Candidate, s survey, key uint64) int {
+func pickLeastLoaded(req *Request, candidates []Candidate, s *survey, key uint64) int {
 	best, bestLoad := -1, math.Inf(1)
 	tie := tieBreak{key: key}
 	for i := range candidates {

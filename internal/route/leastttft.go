@@ -41,7 +41,7 @@ const rateStep = 1.5
 const maxRateSteps = 5
 
 // rate is c's prefill rate for comparing, in tokens per second.
-func (s survey) rateOf(c *Candidate) float64 {
+func (s *survey) rateOf(c *Candidate) float64 {
 	typical := s.rate * c.weight()
 	r := c.PrefillRate
 	if !(r > 0) || math.IsInf(r, 1) {
@@ -55,7 +55,7 @@ func (s survey) rateOf(c *Candidate) float64 {
 	return typical * math.Pow(rateStep, max(-maxRateSteps, min(maxRateSteps, steps)))
 }
 
-func (p *leastTTFT) cost(req *Request, c *Candidate, s survey) float64 {
+func (p *leastTTFT) cost(req *Request, c *Candidate, s *survey) float64 {
 	uncached := float64(req.PromptTokens - req.match(c))
 	rate := s.rateOf(c)
 	cost := (c.queuedTokens(rate) + p.w*uncached) / rate
@@ -79,7 +79,7 @@ func (p *leastTTFT) cost(req *Request, c *Candidate, s survey) float64 {
 }
 
 // meanLoad is the mean number of requests for a replica of weight 1.
-func (s survey) meanLoad() float64 { return float64(s.load) / s.weight }
+func (s *survey) meanLoad() float64 { return float64(s.load) / s.weight }
 
 // foreignTokens is the length assumed of a request that waits in an engine and came past the gateways.
 const foreignTokens = 1000
@@ -103,34 +103,37 @@ func (c *Candidate) queuedTokens(rate float64) float64 {
 
 // margin is by how much costs may differ and still count as equal, in seconds: that of a fifth of the mean load, once there is
 // some. Gateways that hear of each other late would otherwise all send to the same least loaded replica until they do.
-func (p *leastTTFT) margin(s survey) float64 {
+func (p *leastTTFT) margin(s *survey) float64 {
 	return p.decode * max(0, s.meanLoad()-p.imbalanceSlack) / 5
 }
 
 // breakTies picks among the candidates that cost at most limit, and says how many of the kind there were. The longest match goes first,
 // however short. Among equally long ones a rendezvous hash of the prefix decides, so that gateways agree and a prefix that was
 // once hot gathers on one replica again; under load, when all that hold the prefix are needed, chance decides.
-func (p *leastTTFT) breakTies(req *Request, candidates []Candidate, s survey, limit float64) (best, ties int) {
-	longest := -1
-	for i := range candidates {
-		if c := &candidates[i]; s.allows(req, c) && req.match(c) > longest && p.cost(req, c, s) <= limit {
-			longest = req.match(c)
-		}
+func (p *leastTTFT) breakTies(req *Request, candidates []Candidate, s *survey, limit float64) (best, ties int) {
+	warm := req.Prefix
+	if p.margin(s) > 0 || warm == 0 {
+		warm = p.ties.next()
 	}
-	key := req.Prefix
-	if key == 0 || (longest > 0 && p.margin(s) > 0) {
-		key = p.ties.next()
+	cold := req.Prefix
+	if cold == 0 {
+		cold = warm
 	}
-	tie := tieBreak{key: key}
-	best = -1
+	best, longest := -1, -1
+	var tie tieBreak
 	for i := range candidates {
 		c := &candidates[i]
-		switch {
-		case !s.allows(req, c) || req.match(c) != longest || p.cost(req, c, s) > limit:
-		case best < 0:
-			best = i
+		if !s.allows(req, c) || req.match(c) < longest || p.cost(req, c, s) > limit {
+			continue
+		}
+		if match := req.match(c); match > longest {
+			best, longest = i, match
+			tie.key = warm
+			if match == 0 {
+				tie.key = cold
+			}
 			tie.start(i)
-		default:
+		} else {
 			best = tie.next(candidates, i)
 		}
 	}
@@ -143,16 +146,16 @@ func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decisio
 		if !s.allows(req, &candidates[i]) {
 			continue
 		}
-		switch cost := p.cost(req, &candidates[i], s); {
+		switch cost := p.cost(req, &candidates[i], &s); {
 		case best < 0 || cost < bestCost:
 			best, bestCost, ties = i, cost, 1
 		case cost == bestCost:
 			ties++
 		}
 	}
-	margin := p.margin(s)
+	margin := p.margin(&s)
 	if ties > 1 || margin > 0 {
-		best, ties = p.breakTies(req, candidates, s, bestCost+margin)
+		best, ties = p.breakTies(req, candidates, &s, bestCost+margin)
 	}
 	c := &candidates[best]
 	d := Decision{Index: best}
@@ -172,7 +175,7 @@ func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decisio
 
 // expectedTTFT is the estimate of the time to first token on c, without the weights and prices that only steer the choice
 // and without rounding of the rate.
-func expectedTTFT(req *Request, c *Candidate, s survey) time.Duration {
+func expectedTTFT(req *Request, c *Candidate, s *survey) time.Duration {
 	rate := c.PrefillRate
 	if !(rate > 0) || math.IsInf(rate, 1) {
 		rate = s.rate * c.weight()

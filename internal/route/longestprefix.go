@@ -26,14 +26,14 @@ func newLongestPrefix(opts Options) *longestPrefix {
 }
 
 // byPrefix says whether the longest match decides, rather than the load.
-func (p *longestPrefix) byPrefix(req *Request, s survey) bool {
+func (p *longestPrefix) byPrefix(req *Request, s *survey) bool {
 	if s.maxLoad-s.minLoad > p.balanceAbs && float64(s.maxLoad) > p.balanceRel*float64(s.minLoad) {
 		return false
 	}
 	return s.maxMatch > 0 && float64(s.maxMatch) > p.minMatch*float64(req.PromptTokens)
 }
 
-func (p *longestPrefix) cost(req *Request, c *Candidate, s survey) float64 {
+func (p *longestPrefix) cost(req *Request, c *Candidate, s *survey) float64 {
 	if p.byPrefix(req, s) {
 		return -float64(req.match(c))
 	}
@@ -41,8 +41,8 @@ func (p *longestPrefix) cost(req *Request, c *Candidate, s survey) float64 {
 }
 
 func (p *longestPrefix) pick(req *Request, candidates []Candidate, s survey) Decision {
-	if !p.byPrefix(req, s) {
-		i := pickLeastLoaded(req, candidates, s, p.ties.key(req))
+	if !p.byPrefix(req, &s) {
+		i := pickLeastLoaded(req, candidates, &s, p.ties.key(req))
 		d := Decision{Index: i, Reason: ReasonLoad}
 		if req.match(&candidates[i]) < s.maxMatch {
 			d.Reason = ReasonSpread

@@ -7,7 +7,7 @@ type bound struct {
 }
 
 // over says whether one more request puts c over its bound.
-func (b bound) over(c *Candidate, s survey) bool {
+func (b bound) over(c *Candidate, s *survey) bool {
 	if b.factor == 0 {
 		return false
 	}
@@ -17,7 +17,7 @@ func (b bound) over(c *Candidate, s survey) bool {
 }
 
 // cost ranks candidates for a key: those within the bound from 0 to 1, those over it from 1 to 2.
-func (b bound) cost(key uint64, c *Candidate, s survey) float64 {
+func (b bound) cost(key uint64, c *Candidate, s *survey) float64 {
 	cost := displacement(key, c)
 	if b.over(c, s) {
 		cost++
@@ -27,7 +27,7 @@ func (b bound) cost(key uint64, c *Candidate, s survey) float64 {
 
 // pick returns the candidate that ranks first for the key among those within the bound, or among all if none is within.
 // spilled says that it is not the key's first choice.
-func (b bound) pick(req *Request, candidates []Candidate, s survey, key uint64) (index int, spilled bool) {
+func (b bound) pick(req *Request, candidates []Candidate, s *survey, key uint64) (index int, spilled bool) {
 	home, pick := -1, -1
 	var homeRank, pickRank float64
 	for i := range candidates {
@@ -62,7 +62,7 @@ func newSession(o Options) *session {
 	}
 }
 
-func (p *session) cost(req *Request, c *Candidate, s survey) float64 {
+func (p *session) cost(req *Request, c *Candidate, s *survey) float64 {
 	if req.Session == 0 {
 		return p.fallback.cost(req, c, s)
 	}
@@ -73,7 +73,7 @@ func (p *session) pick(req *Request, candidates []Candidate, s survey) Decision 
 	if req.Session == 0 {
 		return p.fallback.pick(req, candidates, s)
 	}
-	return keyed(p.bound, req, candidates, s, req.Session, ReasonSession)
+	return keyed(p.bound, req, candidates, &s, req.Session, ReasonSession)
 }
 
 // prefixHash keeps prompts that begin alike on one replica within a bound of its load; prompts without a beginning to hash
@@ -87,7 +87,7 @@ func newPrefixHash(o Options) *prefixHash {
 	return &prefixHash{bound: bound{factor: or(o.PrefixHash.LoadFactor, 1.25)}, fallback: newLeastLoad(o)}
 }
 
-func (p *prefixHash) cost(req *Request, c *Candidate, s survey) float64 {
+func (p *prefixHash) cost(req *Request, c *Candidate, s *survey) float64 {
 	if req.TextPrefix == 0 {
 		return p.fallback.cost(req, c, s)
 	}
@@ -98,11 +98,11 @@ func (p *prefixHash) pick(req *Request, candidates []Candidate, s survey) Decisi
 	if req.TextPrefix == 0 {
 		return p.fallback.pick(req, candidates, s)
 	}
-	return keyed(p.bound, req, candidates, s, req.TextPrefix, ReasonHash)
+	return keyed(p.bound, req, candidates, &s, req.TextPrefix, ReasonHash)
 }
 
 // keyed is the decision of a policy that goes by a key.
-func keyed(b bound, req *Request, candidates []Candidate, s survey, key uint64, reason Reason) Decision {
+func keyed(b bound, req *Request, candidates []Candidate, s *survey, key uint64, reason Reason) Decision {
 	i, spilled := b.pick(req, candidates, s, key)
 	if spilled {
 		reason = ReasonSpread

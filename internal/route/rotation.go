@@ -34,16 +34,16 @@ func newRoundRobin(o Options) *roundRobin {
 	return p
 }
 
-func (p *roundRobin) cost(*Request, *Candidate, survey) float64 { return 0 }
+func (p *roundRobin) cost(*Request, *Candidate, *survey) float64 { return 0 }
 
 func (p *roundRobin) pick(req *Request, candidates []Candidate, s survey) Decision {
 	turn := p.turn.Add(1) - 1
 	d := Decision{Reason: ReasonRotation}
 	if s.evenWeights() {
-		d.Index = nth(req, candidates, s, int(turn%uint64(s.allowed)))
+		d.Index = nth(req, candidates, &s, int(turn%uint64(s.allowed)))
 	} else {
 		const golden = 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio.
-		d.Index = atWeight(req, candidates, s, unit(turn*golden)*s.weight)
+		d.Index = atWeight(req, candidates, &s, unit(turn*golden)*s.weight)
 	}
 	return d
 }
@@ -53,10 +53,10 @@ type randomPick struct {
 	draws *sequence
 }
 
-func (p *randomPick) cost(*Request, *Candidate, survey) float64 { return 0 }
+func (p *randomPick) cost(*Request, *Candidate, *survey) float64 { return 0 }
 
 func (p *randomPick) pick(req *Request, candidates []Candidate, s survey) Decision {
-	i := atWeight(req, candidates, s, unit(p.draws.next())*s.weight)
+	i := atWeight(req, candidates, &s, unit(p.draws.next())*s.weight)
 	return Decision{Index: i, Reason: ReasonRotation}
 }
 
@@ -65,7 +65,7 @@ type powerOfTwo struct {
 	draws *sequence
 }
 
-func (p *powerOfTwo) cost(_ *Request, c *Candidate, _ survey) float64 {
+func (p *powerOfTwo) cost(_ *Request, c *Candidate, _ *survey) float64 {
 	return float64(c.load()) / c.weight()
 }
 
@@ -73,14 +73,14 @@ func (p *powerOfTwo) pick(req *Request, candidates []Candidate, s survey) Decisi
 	draw := p.draws.next()
 	n := uint64(s.allowed)
 	first := int(draw % n)
-	pick := nth(req, candidates, s, first)
+	pick := nth(req, candidates, &s, first)
 	if n > 1 {
 		second := int(mix(draw) % (n - 1))
 		if second >= first {
 			second++
 		}
-		other := nth(req, candidates, s, second)
-		if p.cost(req, &candidates[other], s) < p.cost(req, &candidates[pick], s) {
+		other := nth(req, candidates, &s, second)
+		if p.cost(req, &candidates[other], &s) < p.cost(req, &candidates[pick], &s) {
 			pick = other
 		}
 	}
@@ -91,7 +91,7 @@ func (p *powerOfTwo) pick(req *Request, candidates []Candidate, s survey) Decisi
 func unit(x uint64) float64 { return float64(x>>11) / (1 << 53) }
 
 // nth returns the index of the n-th allowed candidate.
-func nth(req *Request, candidates []Candidate, s survey, n int) int {
+func nth(req *Request, candidates []Candidate, s *survey, n int) int {
 	for i := range candidates {
 		if !s.allows(req, &candidates[i]) {
 			continue
@@ -105,7 +105,7 @@ func nth(req *Request, candidates []Candidate, s survey, n int) int {
 }
 
 // atWeight returns the index of the allowed candidate that covers position at when all are laid end to end by weight.
-func atWeight(req *Request, candidates []Candidate, s survey, at float64) int {
+func atWeight(req *Request, candidates []Candidate, s *survey, at float64) int {
 	last := -1
 	for i := range candidates {
 		if !s.allows(req, &candidates[i]) {

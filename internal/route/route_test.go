@@ -522,11 +522,6 @@ func TestPickAllocatesNothing(t *testing.T) {
 			t.Errorf("%s: Pick allocates %v times, want 0", name, n)
 		}
 	}
-	costs := make([]float64, 0, 128)
-	p := newPolicy(t, Options{})
-	if n := testing.AllocsPerRun(200, func() { p.AppendCosts(costs, req, cs) }); n != 0 {
-		t.Errorf("AppendCosts allocates %v times, want 0", n)
-	}
 }
 
 // For the race detector.

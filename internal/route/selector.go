@@ -7,7 +7,7 @@ import "math"
 type rule interface {
 	pick(req *Request, candidates []Candidate, s survey) Decision
 	// cost is what the rule minimizes, for one allowed candidate.
-	cost(req *Request, c *Candidate, s survey) float64
+	cost(req *Request, c *Candidate, s *survey) float64
 }
 
 // Selector is a policy: the filters, which are the same for all, in front of a rule.
@@ -72,10 +72,10 @@ func (s *Selector) Pick(req *Request, candidates []Candidate) (d Decision, ok bo
 		return Decision{}, false
 	}
 	if i, ok := s.probe(req, candidates); ok && sv.usable > 1 {
-		return Decision{Index: i, Reason: ReasonProbe, ExpectedTTFT: expectedTTFT(req, &candidates[i], sv)}, true
+		return Decision{Index: i, Reason: ReasonProbe, ExpectedTTFT: expectedTTFT(req, &candidates[i], &sv)}, true
 	}
 	d = s.rule.pick(req, candidates, sv)
-	d.ExpectedTTFT = expectedTTFT(req, &candidates[d.Index], sv)
+	d.ExpectedTTFT = expectedTTFT(req, &candidates[d.Index], &sv)
 	switch {
 	case sv.level >= levelSaturated:
 		d.Reason = ReasonSaturated
@@ -92,7 +92,7 @@ func (s *Selector) AppendCosts(dst []float64, req *Request, candidates []Candida
 	for i := range candidates {
 		cost := math.Inf(1)
 		if c := &candidates[i]; sv.allows(req, c) {
-			cost = s.rule.cost(req, c, sv)
+			cost = s.rule.cost(req, c, &sv)
 		}
 		dst = append(dst, cost)
 	}
@@ -127,10 +127,10 @@ func (s *Selector) Margin(req *Request, candidates []Candidate) float64 {
 	}
 	switch r := s.rule.(type) {
 	case *leastTTFT:
-		return r.margin(sv)
+		return r.margin(&sv)
 	case *session:
 		if req.Session == 0 {
-			return r.fallback.margin(sv)
+			return r.fallback.margin(&sv)
 		}
 	}
 	return 0

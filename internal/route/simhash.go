@@ -24,7 +24,7 @@ func distance(hash uint64, c *Candidate) float64 {
 	return float64(bits.OnesCount64(hash^point)) + unit(point)
 }
 
-func (p *simHash) cost(req *Request, c *Candidate, s survey) float64 {
+func (p *simHash) cost(req *Request, c *Candidate, s *survey) float64 {
 	if req.SimHash == 0 {
 		return p.fallback.cost(req, c, s)
 	}
@@ -50,7 +50,7 @@ func (p *simHash) pick(req *Request, candidates []Candidate, s survey) Decision 
 		if home < 0 || at < homeAt {
 			home, homeAt = i, at
 		}
-		if (pick < 0 || at < pickAt) && !p.bound.over(c, s) {
+		if (pick < 0 || at < pickAt) && !p.bound.over(c, &s) {
 			pick, pickAt = i, at
 		}
 	}

@@ -38,7 +38,7 @@ func newLimits(opts Options) limits {
 
 // survey is what one pass over the candidates finds. Means and extremes are over the allowed ones.
 type survey struct {
-	limits
+	limits  *limits
 	usable  int // Healthy and not draining.
 	allowed int // Usable, and of the best level.
 	level   int // The best level.
@@ -66,7 +66,7 @@ type survey struct {
 const sampled = 31
 
 // survey looks at all candidates once.
-func (l limits) survey(req *Request, candidates []Candidate) survey {
+func (l *limits) survey(req *Request, candidates []Candidate) survey {
 	var levels [2 * levelSaturated]survey
 	for i := range levels {
 		levels[i] = survey{minLoad: math.MaxInt, minMatch: math.MaxInt, minQueue: math.MaxInt, minWeight: math.Inf(1)}
@@ -129,7 +129,7 @@ func (l limits) survey(req *Request, candidates []Candidate) survey {
 }
 
 // level rates one usable candidate.
-func (l limits) level(req *Request, c *Candidate) int {
+func (l *limits) level(req *Request, c *Candidate) int {
 	level := levelGood
 	if req.Adapter && c.Adapter == AdapterFull {
 		level |= levelAdapterFull
@@ -146,12 +146,12 @@ func (l limits) level(req *Request, c *Candidate) int {
 }
 
 // allows says whether a policy may pick c.
-func (s survey) allows(req *Request, c *Candidate) bool {
+func (s *survey) allows(req *Request, c *Candidate) bool {
 	return c.Healthy && !c.Draining && s.limits.level(req, c) == s.level
 }
 
 // meanRunning is how many requests a replica that does not tell is taken to run.
-func (s survey) meanRunning() int {
+func (s *survey) meanRunning() int {
 	if s.fresh == 0 {
 		return 0
 	}
@@ -159,7 +159,7 @@ func (s survey) meanRunning() int {
 }
 
 // meanKV is what is assumed of a replica that does not tell its KV usage: neither better nor worse than the others.
-func (s survey) meanKV() float64 {
+func (s *survey) meanKV() float64 {
 	if s.kvKnown == 0 {
 		return 0
 	}
@@ -167,7 +167,7 @@ func (s survey) meanKV() float64 {
 }
 
 // evenWeights says whether all allowed candidates have the same weight.
-func (s survey) evenWeights() bool { return s.minWeight == s.maxWeight }
+func (s *survey) evenWeights() bool { return s.minWeight == s.maxWeight }
 
 // match is how many tokens of the prompt c holds, kept to what is possible.
 func (r *Request) match(c *Candidate) int {

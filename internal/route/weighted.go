@@ -39,7 +39,7 @@ func newWeighted(opts Options) *weighted {
 }
 
 // cost is the tier less the score.
-func (p *weighted) cost(req *Request, c *Candidate, s survey) float64 {
+func (p *weighted) cost(req *Request, c *Candidate, s *survey) float64 {
 	kv, ok := c.kvUsage()
 	if !ok {
 		kv = s.meanKV()
@@ -80,7 +80,7 @@ func (p *weighted) pick(req *Request, candidates []Candidate, s survey) Decision
 		if !s.allows(req, c) {
 			continue
 		}
-		cost := p.cost(req, c, s)
+		cost := p.cost(req, c, &s)
 		switch {
 		case best < 0 || cost < bestCost:
 			best, bestCost = i, cost
