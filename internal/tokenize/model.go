@@ -10,11 +10,13 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"prefixgate/internal/block"
 	"prefixgate/internal/openai"
+	"prefixgate/internal/tokenize/render"
 )
 
 // Encoded are the token ids of a request.
@@ -31,15 +33,6 @@ type Prompt struct {
 	Rendered string
 	// Marks say where images and the like stand, ordered by token.
 	Marks []block.Mark
-}
-
-// template renders chat requests. Implemented by *render.Template.
-type template interface {
-	// Render returns the text of a chat request as the engine would render it. It is bounded in time and output and safe for
-	// concurrent use. An error may quote what the template raised, never a prompt.
-	Render(req *openai.Request) (string, error)
-	// Close frees it; no Render may run.
-	Close()
 }
 
 // place says where the ids of a kind of request are found.
@@ -67,8 +60,7 @@ type Model struct {
 	pool     *pool
 	chunks   *chunker
 	framing  framing
-	template template // nil without a chat template that is known
-	images   map[uint32]bool
+	template *render.Template // nil without a chat template that is known
 	remote   *remoteTokenizer // nil without a Remote
 
 	// mu is read-locked by every call and locked by Close, which so waits for them.
@@ -197,7 +189,6 @@ func (m *Model) loadTokenizer(src *source) error {
 		}
 	}
 	m.encoder, m.encoderName, m.cutKinds = e, name, cuts.kinds()
-	m.images = imageTokens(e, src, v)
 	m.pool = newPool(e, m.opts.Workers, m.metrics.busy, corpusTexts[:]...)
 	m.chunks = newChunker(m.pool, cuts, m.opts.CacheBytes, m.metrics)
 	m.fingerprint = contentFingerprint(src.tokenizerJSON, extra, m.framing)
@@ -229,7 +220,7 @@ func (m *Model) Close() error {
 		m.encoder.close()
 	}
 	if m.template != nil {
-		m.template.Close()
+		_ = m.template.Close() // never fails
 	}
 	if m.remote != nil {
 		m.remote.close()
@@ -331,21 +322,39 @@ func (m *Model) encodeChat(ctx context.Context, req *openai.Request, keep int, e
 		return m.encodeRemote(ctx, req, keep)
 	case placeLocal:
 	}
-	text, err := m.template.Render(req)
+	result, err := m.template.Render(&render.Input{
+		Messages: req.Messages, Tools: req.Tools, Documents: req.Documents,
+		ChatTemplateKwargs: req.ChatTemplateKwargs, ReasoningEffort: req.ReasoningEffort,
+		AddGenerationPrompt: req.AddGenerationPrompt, ContinueFinalMessage: req.ContinueFinalMessage,
+	})
 	if err != nil {
-		return Encoded{}, unsupported(ReasonTemplate, err)
+		return Encoded{}, renderFailure(err)
 	}
+	// The text is this call's own and never changes.
+	text := unsafe.String(unsafe.SliceData(result.Text), len(result.Text))
 	prompt := Prompt{}
 	if explain {
 		prompt.Rendered = text
 	}
 	addSpecial := req.AddSpecialTokens != nil && *req.AddSpecialTokens
 	prompt.IDs, err = m.encodeText(ctx, text, addSpecial, keep)
-	if err != nil {
-		return Encoded{Prompts: []Prompt{prompt}}, err
+	if err == nil && len(req.Images) > 0 {
+		prompt.Marks, err = m.marks(ctx, text, addSpecial, keep, req.Images, result.Media)
 	}
-	prompt.Marks = m.marks(prompt.IDs, req.Images)
-	return Encoded{Prompts: []Prompt{prompt}}, nil
+	return Encoded{Prompts: []Prompt{prompt}}, err
+}
+
+// renderFailure says why a request has no rendered prompt.
+func renderFailure(err error) *Unsupported {
+	var e *render.Error
+	if errors.As(err, &e) {
+		switch e.Kind {
+		case render.Refused, render.Failed, render.Invalid:
+			return unsupported(ReasonRefused, err)
+		case render.Unsupported, render.Limit, render.Panicked:
+		}
+	}
+	return unsupported(ReasonTemplate, err)
 }
 
 func (m *Model) encodeCompletions(ctx context.Context, req *openai.Request, keep int, explain bool) (Encoded, error) {

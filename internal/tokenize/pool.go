@@ -22,13 +22,20 @@ var _ engine = (*encoder)(nil)
 //
 // There is no queue: a caller hands its work to an idle thread or waits, in order of arrival, until its context ends. What
 // nobody waits for any more has therefore either never started or is running on one of the threads. Work comes in pieces of
-// at most batchBytes where the text can be cut, so that a small prompt waits for a piece of a large one, not for all of it.
+// at most batchBytes where the text can be cut, so that a small prompt waits for a piece of a large one, not for all of it;
+// and where it cannot, such pieces never take all the threads.
 type pool struct {
 	engine engine
 	jobs   chan *job
-	busy   prometheus.Gauge
-	wg     sync.WaitGroup
+	// long has a place for each long piece that may be encoded at a time: one less than there are threads.
+	long chan struct{}
+	busy prometheus.Gauge
+	wg   sync.WaitGroup
 }
+
+// longBytes is the length from which a piece counts as long. Such a piece has no place to cut it, which only odd texts have,
+// and takes its thread for longer than others may wait.
+const longBytes = 4 * batchBytes
 
 // job is one piece of work. Its result belongs to the caller once done is closed; a caller that went away leaves it to the
 // garbage collector, and store still sees the ids.
@@ -40,6 +47,9 @@ type job struct {
 	// store gets the ids, on the thread that encoded.
 	store func(ids []uint32, counts []uintptr) error
 
+	// isLong says that the job holds a place in pool.long, which the thread gives back.
+	isLong bool
+
 	done chan struct{}
 	err  error
 }
@@ -47,7 +57,7 @@ type job struct {
 // newPool starts the threads; close ends them. Each first encodes the texts of warm: an encoder fills a thread's caches with
 // the vocabulary on its first text, which takes longer than a request may wait.
 func newPool(e engine, threads int, busy prometheus.Gauge, warm ...string) *pool {
-	p := &pool{engine: e, jobs: make(chan *job), busy: busy}
+	p := &pool{engine: e, jobs: make(chan *job), long: make(chan struct{}, max(1, threads-1)), busy: busy}
 	var warming sync.WaitGroup
 	for range threads {
 		warming.Add(1)
@@ -81,6 +91,9 @@ func (p *pool) work() {
 			j.err = j.store(ids, counts)
 		}
 		p.busy.Dec()
+		if j.isLong {
+			<-p.long
+		}
 		close(j.done)
 		if cap(ids) > maxKeptIDs {
 			ids = nil
@@ -95,9 +108,20 @@ const maxKeptIDs = 256 << 10
 // still waits; store must not keep them. It returns ctx's error if ctx ends first.
 func (p *pool) run(ctx context.Context, text string, spans []span, addSpecial bool, store func(ids []uint32, counts []uintptr) error) error {
 	j := &job{text: text, spans: spans, addSpecial: addSpecial, store: store, done: make(chan struct{})}
+	if len(text) >= longBytes {
+		select {
+		case p.long <- struct{}{}:
+			j.isLong = true
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	select {
 	case p.jobs <- j:
 	case <-ctx.Done():
+		if j.isLong {
+			<-p.long
+		}
 		return ctx.Err()
 	}
 	select {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -154,6 +155,37 @@ func TestSmallPromptsOvertakeLargeOnes(t *testing.T) {
 		wg.Wait()
 		if took < 200*time.Millisecond {
 			t.Errorf("the large prompt took %v: it did not go in batches", took)
+		}
+		p.close()
+	})
+}
+
+// Texts that cannot be cut take their threads for long: one thread is always left to the others.
+func TestLongPiecesLeaveAThread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &slowEngine{wait: time.Second}
+		p := newPool(e, 2, testGauge())
+		c := newChunker(p, new(cutRules), 0, newMetrics(nil, "m"))
+		odd := strings.Repeat("a", longBytes)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				if _, err := c.encode(ctx, odd, nil, nil); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("an odd text = %v, want to run out of time", err)
+				}
+			})
+		}
+		synctest.Wait()
+		start := time.Now()
+		if _, err := c.encode(t.Context(), "short", nil, nil); err != nil || time.Since(start) > time.Second {
+			t.Errorf("a short text beside odd ones took %v, %v, want its own second", time.Since(start), err)
+		}
+		wg.Wait()
+		time.Sleep(time.Second)
+		if _, err := c.encode(t.Context(), odd, nil, nil); err != nil {
+			t.Errorf("an odd text alone = %v", err)
 		}
 		p.close()
 	})

@@ -80,7 +80,7 @@ func (m *Model) encodeRemote(ctx context.Context, req *openai.Request, keep int)
 			return Encoded{}, err
 		}
 		ids = lastIDs(ids, keep)
-		return Encoded{Prompts: []Prompt{{IDs: ids, Marks: m.marks(ids, req.Images)}}}, nil
+		return Encoded{Prompts: []Prompt{{IDs: ids, Marks: unplaced(req.Images)}}}, nil
 	}
 	enc := Encoded{Prompts: make([]Prompt, len(req.Prompts))}
 	for i, p := range req.Prompts {

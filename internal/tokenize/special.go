@@ -57,7 +57,7 @@ func frameToken(e *encoder, src *source, name string, want bool) ([]uint32, bool
 	if !want {
 		return nil, true
 	}
-	text, ok := src.config.special[name].(string)
+	text, ok := src.chat.SpecialTokens[name].(string)
 	if !ok {
 		return nil, false
 	}

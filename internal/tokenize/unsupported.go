@@ -17,7 +17,9 @@ const (
 	ReasonCanceled Reason = "canceled"
 	// ReasonNoTemplate: a chat request to a model whose chat template is absent or cannot be known.
 	ReasonNoTemplate Reason = "no_template"
-	// ReasonTemplate: the chat template refused the request or failed.
+	// ReasonRefused: the chat template, or what the engine does before it, refuses the request. The engine answers 400.
+	ReasonRefused Reason = "refused"
+	// ReasonTemplate: the chat template cannot be rendered here, or not within its bounds.
 	ReasonTemplate Reason = "template"
 	// ReasonEncoder: the encoder failed.
 	ReasonEncoder Reason = "encoder"
