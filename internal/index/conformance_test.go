@@ -12,14 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/index"
 	"prefixgate/internal/index/indextest"
 	"prefixgate/internal/replica"
 	"prefixgate/internal/testenv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 )
 
 var (
@@ -66,6 +66,7 @@ func rebornBackend(client redis.UniversalClient, rounds int) indextest.Backend {
 	return indextest.Backend{
 		Rounds: rounds,
 		New: func(tb testing.TB, opts index.Options) indextest.Index {
+			tb.Helper()
 			flushAll(tb, client)
 			opts = patient(opts)
 			return &reborn{newRedis(client, opts), client, opts}
@@ -99,6 +100,7 @@ func pairBackend(client redis.UniversalClient, rounds int) indextest.Backend {
 	return indextest.Backend{
 		Rounds: rounds,
 		New: func(tb testing.TB, opts index.Options) indextest.Index {
+			tb.Helper()
 			flushAll(tb, client)
 			opts = patient(opts)
 			p := pair{Redis: newRedis(client, opts)}
@@ -120,6 +122,7 @@ func nearBackend(client redis.UniversalClient, rounds int) indextest.Backend {
 	return indextest.Backend{
 		Rounds: rounds,
 		New: func(tb testing.TB, opts index.Options) indextest.Index {
+			tb.Helper()
 			flushAll(tb, client)
 			opts.MaxMemoryBytes = 1
 			return newRedis(client, patient(opts))
@@ -159,24 +162,24 @@ func open(tb testing.TB, address string) redis.UniversalClient {
 func TestRedis(t *testing.T) {
 	t.Parallel()
 	client := open(t, "redis://"+testenv.Redis(t))
-	t.Run("reborn", func(t *testing.T) { indextest.Run(t, rebornBackend(client, 15)) })
-	t.Run("pair", func(t *testing.T) { indextest.Run(t, pairBackend(client, 15)) })
-	t.Run("near", func(t *testing.T) { indextest.Run(t, nearBackend(client, 15)) })
+	t.Run("reborn", func(t *testing.T) { indextest.Run(t, rebornBackend(client, 9)) })
+	t.Run("pair", func(t *testing.T) { indextest.Run(t, pairBackend(client, 9)) })
+	t.Run("near", func(t *testing.T) { indextest.Run(t, nearBackend(client, 9)) })
 }
 
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	c := testenv.StartCluster(t)
 	client := open(t, "redis-cluster://"+strings.Join(c.Addrs()[:2], ","))
-	t.Run("reborn", func(t *testing.T) { indextest.Run(t, rebornBackend(client, 4)) })
-	t.Run("pair", func(t *testing.T) { indextest.Run(t, pairBackend(client, 4)) })
+	t.Run("reborn", func(t *testing.T) { indextest.Run(t, rebornBackend(client, 3)) })
+	t.Run("pair", func(t *testing.T) { indextest.Run(t, pairBackend(client, 3)) })
 }
 
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	r := testenv.StartSentinel(t)
 	client := open(t, "redis-sentinel://"+strings.Join(r.Addrs(), ",")+"/"+r.Master)
-	indextest.Run(t, pairBackend(client, 4))
+	indextest.Run(t, pairBackend(client, 3))
 }
 
 // TestConnections: every kind of address leads to a Redis that answers.

@@ -13,13 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-	"github.com/redis/go-redis/v9"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/index"
 	"prefixgate/internal/index/indextest"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/redis/go-redis/v9"
 )
 
 // hook counts what a client does.
@@ -302,6 +302,71 @@ func (l *traffic) settled() {
 			} else if !slices.Equal(dst, want) {
 				l.tb.Errorf("prompt %d: gateway %d finds %v, gateway 0 %v", i, k, dst, want)
 			}
+		}
+	}
+}
+
+// slowProxy passes bytes to and from a server, what the server says later by delay.
+type slowProxy struct {
+	l     net.Listener
+	delay atomic.Int64 // nanoseconds
+}
+
+func (p *slowProxy) addr() string { return p.l.Addr().String() }
+
+func newSlowProxy(tb testing.TB, to string) *slowProxy {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &slowProxy{l: l}
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	wg.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			wg.Go(func() {
+				<-done
+				in.Close()
+				out.Close()
+			})
+			wg.Go(func() { p.pass(out, in, nil) })
+			wg.Go(func() { p.pass(in, out, &p.delay) })
+		}
+	})
+	tb.Cleanup(func() {
+		l.Close()
+		close(done)
+		wg.Wait()
+	})
+	return p
+}
+
+func (p *slowProxy) pass(dst, src net.Conn, delay *atomic.Int64) {
+	defer dst.Close()
+	defer src.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := src.Read(buf)
+		if n > 0 {
+			if delay != nil {
+				time.Sleep(time.Duration(delay.Load()))
+			}
+			if _, err := dst.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
 		}
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"prefixgate/internal/replica"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/redis/go-redis/v9"
-
-	"prefixgate/internal/replica"
 )
 
 // Load is what gateways have in flight on a replica.

@@ -8,12 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"prefixgate/internal/index"
 	"prefixgate/internal/index/indextest"
 	"prefixgate/internal/replica"
 	"prefixgate/internal/testenv"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // sharer is a gateway that shares what it has in flight.
@@ -26,14 +26,9 @@ type sharer struct {
 	kill   func() // ends Run and with it the share
 }
 
-func newSharer(t *testing.T, address, id string, opts index.LoadOptions) *sharer {
+func newSharer(t *testing.T, address, id string) *sharer {
 	t.Helper()
-	if opts.Interval == 0 {
-		opts.Interval = 20 * time.Millisecond
-	}
-	if opts.TTL == 0 {
-		opts.TTL = 400 * time.Millisecond
-	}
+	opts := index.LoadOptions{Interval: 20 * time.Millisecond, TTL: 400 * time.Millisecond}
 	client := open(t, address)
 	s := &sharer{hook: &hook{names: make(map[string]int)}, logs: &logBuffer{}}
 	client.AddHook(s.hook)
@@ -58,7 +53,7 @@ func TestLoadShare(t *testing.T) {
 	server := testenv.StartRedis(t)
 	address := "redis://" + server.Addr
 	// Two gateways with one name by mistake are two gateways all the same.
-	a, b, c := newSharer(t, address, "x", index.LoadOptions{}), newSharer(t, address, "x", index.LoadOptions{}), newSharer(t, address, "y", index.LoadOptions{})
+	a, b, c := newSharer(t, address, "x"), newSharer(t, address, "x"), newSharer(t, address, "y")
 	a.tokens.Store(100)
 	b.tokens.Store(2000)
 	sees := func(s *sharer, tokens int64) func() bool {
@@ -96,7 +91,7 @@ func TestLoadShare(t *testing.T) {
 	eventually(t, "recovery from a wrong type", func() bool { return client.Type(t.Context(), "pg1:load").Val() == "hash" && sees(c, 2000)() })
 
 	// A gateway that ends takes its share along.
-	d := newSharer(t, address, "z", index.LoadOptions{})
+	d := newSharer(t, address, "z")
 	d.tokens.Store(30)
 	eventually(t, "a third's load", sees(c, 2030))
 	d.kill()
@@ -124,7 +119,7 @@ func TestLoadOfADeadGatewayFades(t *testing.T) {
 	t.Parallel()
 	address := "redis://" + testenv.Redis(t)
 	client := open(t, address)
-	a := newSharer(t, address, "a", index.LoadOptions{})
+	a := newSharer(t, address, "a")
 	a.tokens.Store(70)
 	var field, value string
 	eventually(t, "share", func() bool {
@@ -136,7 +131,7 @@ func TestLoadOfADeadGatewayFades(t *testing.T) {
 	a.kill()
 	// As if it had been killed: its last words are still there.
 	client.HSet(t.Context(), "pg1:load", field, value)
-	b := newSharer(t, address, "b", index.LoadOptions{})
+	b := newSharer(t, address, "b")
 	eventually(t, "last words", func() bool { return b.Others(indextest.ID(1)).PrefillTokens == 70 })
 	eventually(t, "fading", func() bool { return b.Others(indextest.ID(1)) == index.Load{} })
 }
@@ -145,7 +140,7 @@ func TestLoadShareOnACluster(t *testing.T) {
 	t.Parallel()
 	c := testenv.StartCluster(t)
 	address := "redis-cluster://" + c.Addrs()[0]
-	a, b := newSharer(t, address, "a", index.LoadOptions{}), newSharer(t, address, "b", index.LoadOptions{})
+	a, b := newSharer(t, address, "a"), newSharer(t, address, "b")
 	a.tokens.Store(10)
 	eventually(t, "share", func() bool { return b.Others(indextest.ID(1)).PrefillTokens == 10 })
 }

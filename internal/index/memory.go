@@ -2,14 +2,15 @@ package index
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/replica"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Holder asks about one life of a replica.
@@ -98,11 +99,11 @@ func (m *Memory) record(holder uint64, chain []block.Hash, at, now int64) {
 	expired := now - m.ttl
 	end := len(chain)
 	// The deepest segment first, so that among a chain's runs the deepest are the first to be evicted, as in the engine.
-	for k := len(heads) - 1; k >= 0; k-- {
-		for base := heads[k]; base < end; {
+	for _, head := range slices.Backward(heads) {
+		for base := head; base < end; {
 			base += m.touch(holder, chain, base, end, at, now, expired)
 		}
-		end = heads[k]
+		end = head
 	}
 	if next := m.nextSweep.Load(); now >= next && m.nextSweep.CompareAndSwap(next, now+max(m.ttl/8, 1)) {
 		m.runs.expire(expired)

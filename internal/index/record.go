@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"prefixgate/internal/block"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // job is one record on its way to Redis.

@@ -11,11 +11,11 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/replica"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -110,48 +110,14 @@ func (x *Redis) Match(ctx context.Context, chain []block.Hash, holders []Holder,
 	x.mem.match(q)
 	q.write(dst)
 
-	parent := ctx
 	v := x.newView(q, now)
 	defer v.release()
-	rounds := 0
 	var err error
 	res := resultNear
 	if x.health.usable() {
-		var start time.Time
-		for {
-			v.credit(false)
-			keys := v.unknown(rounds == 0)
-			if len(keys) == 0 || rounds == 2 {
-				break
-			}
-			if rounds == 0 {
-				start = time.Now()
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, x.opts.LookupTimeout)
-				defer cancel()
-			}
-			rounds++
-			var answered int
-			if answered, err = x.fetch(ctx, v, keys); err != nil {
-				if answered > 0 {
-					res = resultPartial
-				} else {
-					res = resultFailed
-				}
-				break
-			}
-			res = resultOne + result(rounds-1)
-		}
-		if rounds > 0 {
-			x.metrics.seconds.Observe(time.Since(start).Seconds())
-			// A caller that left or had no time says nothing about Redis.
-			if parent.Err() == nil {
-				if res == resultPartial {
-					x.health.outcome(nil)
-				} else {
-					x.health.outcome(err)
-				}
-			}
+		v.credit(false)
+		if keys := v.unknown(true); len(keys) > 0 {
+			res, err = x.ask(ctx, v, keys)
 		}
 	} else {
 		res = resultSkipped
@@ -165,6 +131,39 @@ func (x *Redis) Match(ctx context.Context, chain []block.Hash, holders []Holder,
 		return fmt.Errorf("look up in redis: %w", err)
 	}
 	return nil
+}
+
+// ask completes the view with what Redis says, in one or two round trips within the lookup's time, and credits it.
+func (x *Redis) ask(ctx context.Context, v *view, keys []int) (res result, err error) {
+	start := time.Now()
+	timed, cancel := context.WithTimeout(ctx, x.opts.LookupTimeout)
+	defer cancel()
+	answered, err := x.fetch(timed, v, keys)
+	v.credit(false)
+	res = resultOne
+	if err == nil {
+		if keys = v.unknown(false); len(keys) > 0 {
+			var more int
+			more, err = x.fetch(timed, v, keys)
+			answered += more
+			v.credit(false)
+			res = resultTwo
+		}
+	}
+	x.metrics.seconds.Observe(time.Since(start).Seconds())
+	failed := err
+	if err != nil {
+		res = resultFailed
+		if answered > 0 {
+			// Redis as such is there: a part of a cluster is not, or time ran out on the way.
+			res, failed = resultPartial, nil
+		}
+	}
+	// A caller that left or had no time says nothing about Redis.
+	if ctx.Err() == nil {
+		x.health.outcome(failed)
+	}
+	return res, err
 }
 
 // view is what a lookup knows of the runs on its chain: what it fetched itself, before what the near cache holds.
@@ -476,7 +475,7 @@ func (x *Redis) poll(ctx context.Context) {
 		wait := x.opts.ProbeInterval
 		// Not the clock of the options: this is about real waiting.
 		try, done := context.WithTimeout(ctx, time.Second)
-		if x.health.probe(try, x.exchangeForgotten) {
+		if x.health.probe(try, x.try) {
 			wait = x.opts.PollInterval
 		}
 		done()
@@ -486,6 +485,18 @@ func (x *Redis) poll(ctx context.Context) {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// try finds out whether Redis can be used. While it is being left alone, an answer is not enough: after the connections are
+// made it must come within a lookup's time, or a slow Redis would be taken back only to be given up by the next few lookups.
+func (x *Redis) try(ctx context.Context) error {
+	away := !x.health.usable()
+	if err := x.exchangeForgotten(ctx); err != nil || !away {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, x.opts.LookupTimeout)
+	defer cancel()
+	return x.exchangeForgotten(ctx)
 }
 
 // exchangeForgotten reads which replicas other gateways forgot and writes those that this one did. They are fields of one

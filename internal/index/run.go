@@ -6,10 +6,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cespare/xxhash/v2"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/replica"
+
+	"github.com/cespare/xxhash/v2"
 )
 
 const (

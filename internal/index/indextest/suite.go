@@ -60,6 +60,7 @@ type Backend struct {
 }
 
 func (b Backend) settle(tb testing.TB, x Index) {
+	tb.Helper()
 	if b.Settle != nil {
 		b.Settle(tb, x)
 	}
@@ -117,6 +118,7 @@ func (b Backend) start(t *testing.T, clock *Clock, opts index.Options) Index {
 }
 
 func (b Backend) story(t *testing.T) {
+	t.Helper()
 	clock := NewClock()
 	x := b.start(t, clock, index.Options{})
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -173,6 +175,7 @@ func (b Backend) story(t *testing.T) {
 
 // lengths: a prefix of any length is found exactly, whatever the prompt's.
 func (b Backend) lengths(t *testing.T) {
+	t.Helper()
 	x := b.start(t, NewClock(), index.Options{})
 	rng := rand.New(rand.NewPCG(2, 2))
 	lengths := []int{1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257, 319, 320, 321, 511, 512, 513, 1000, 1024, 4095, 4096, 4097, 5119, 5120, 6249, 6250, 20000}
@@ -197,6 +200,7 @@ func (b Backend) lengths(t *testing.T) {
 
 // forks: many conversations on one system prompt, each on a replica of its own, with the system prompt's end at any place.
 func (b Backend) forks(t *testing.T) {
+	t.Helper()
 	x := b.start(t, NewClock(), index.Options{})
 	rng := rand.New(rand.NewPCG(3, 3))
 	for _, system := range []int{1, 5, 31, 32, 40, 300, 1500} {
@@ -234,6 +238,7 @@ func (b Backend) forks(t *testing.T) {
 
 // ages: what nobody touches fades, for each holder at its own age, and what is touched does not.
 func (b Backend) ages(t *testing.T) {
+	t.Helper()
 	clock := NewClock()
 	x := b.start(t, clock, index.Options{TTL: 10 * time.Minute, RefreshInterval: 10 * time.Second})
 	rng := rand.New(rand.NewPCG(4, 4))
@@ -273,6 +278,7 @@ func (b Backend) ages(t *testing.T) {
 
 // model: random histories, compared with the reference after each step.
 func (b Backend) model(t *testing.T) {
+	t.Helper()
 	rounds := b.Rounds
 	if rounds == 0 {
 		rounds = 40
@@ -285,6 +291,7 @@ func (b Backend) model(t *testing.T) {
 }
 
 func (b Backend) history(t *testing.T, seed uint64) bool {
+	t.Helper()
 	const ttl = 10 * time.Minute
 	clock := NewClock()
 	// A tiny refresh interval makes ages exact.
@@ -397,6 +404,7 @@ func (r *reference) match(h index.Holder, chain []block.Hash) int {
 
 // races: everything at once, for the race detector; and a match never exceeds the chain.
 func (b Backend) races(t *testing.T) {
+	t.Helper()
 	clock := NewClock()
 	x := b.start(t, clock, index.Options{MaxMemoryBytes: 1 << 18, NearCacheBytes: 1 << 18, QueueLength: 64})
 	rng := rand.New(rand.NewPCG(5, 5))
