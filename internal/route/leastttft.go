@@ -3,6 +3,8 @@ package route
 import (
 	"math"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 )
 
 // leastTTFT picks the candidate with the least expected time to first token:
@@ -108,36 +110,49 @@ func (p *leastTTFT) margin(s *survey) float64 {
 }
 
 // breakTies picks among the candidates that cost at most limit, and says how many of the kind there were. The longest match goes first,
-// however short. Among equally long ones a rendezvous hash of the prefix decides, so that gateways agree and a prefix that was
-// once hot gathers on one replica again; under load, when all that hold the prefix are needed, chance decides.
+// however short. Where nobody holds anything a rendezvous hash of the prefix decides, so that gateways agree. Of those that hold
+// equally much chance draws two (all gateways would else flood the same one until they hear of each other), and of the two the
+// hash takes one: the last in its order is never taken, its copy ages, and so a prefix that was once hot gathers on few replicas
+// again. Under load, when all that hold the prefix are needed, chance alone decides.
 func (p *leastTTFT) breakTies(req *Request, candidates []Candidate, s *survey, limit float64) (best, ties int) {
-	warm := req.Prefix
-	if p.margin(s) > 0 || warm == 0 {
-		warm = p.ties.next()
+	chance := p.ties.next()
+	hashed := tieBreak{key: req.Prefix}
+	if req.Prefix == 0 {
+		hashed.key = chance
 	}
-	cold := req.Prefix
-	if cold == 0 {
-		cold = warm
-	}
-	best, longest := -1, -1
-	var tie tieBreak
+	first, second := -1, -1 // By chance.
+	var firstRank, secondRank uint64
+	longest := -1
 	for i := range candidates {
 		c := &candidates[i]
-		if !s.allows(req, c) || req.match(c) < longest || p.cost(req, c, s) > limit {
+		match := req.match(c)
+		if match < longest || !s.allows(req, c) || p.cost(req, c, s) > limit {
 			continue
 		}
-		if match := req.match(c); match > longest {
-			best, longest = i, match
-			tie.key = warm
-			if match == 0 {
-				tie.key = cold
-			}
-			tie.start(i)
+		if match > longest {
+			longest = match
+			first, second, firstRank, secondRank = -1, -1, 0, 0
+			hashed.start(i)
+			best = i
 		} else {
-			best = tie.next(candidates, i)
+			best = hashed.next(candidates, i)
+		}
+		switch rank := mix(chance ^ xxhash.Sum64String(c.ID.Addr)); {
+		case first < 0 || rank > firstRank:
+			second, secondRank = first, firstRank
+			first, firstRank = i, rank
+		case second < 0 || rank > secondRank:
+			second, secondRank = i, rank
 		}
 	}
-	return best, tie.ties
+	switch {
+	case longest <= 0 || second < 0:
+		return best, hashed.ties
+	case p.margin(s) > 0:
+		return first, hashed.ties
+	}
+	hashed.start(first)
+	return hashed.next(candidates, second), hashed.ties
 }
 
 func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decision {
