@@ -3,6 +3,7 @@ package tokenize
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -108,7 +109,7 @@ const maxKeptIDs = 256 << 10
 // still waits; store must not keep them. It returns ctx's error if ctx ends first.
 func (p *pool) run(ctx context.Context, text string, spans []span, addSpecial bool, store func(ids []uint32, counts []uintptr) error) error {
 	j := &job{text: text, spans: spans, addSpecial: addSpecial, store: store, done: make(chan struct{})}
-	if len(text) >= longBytes {
+	if slices.ContainsFunc(spans, func(s span) bool { return s.end-s.start >= longBytes }) {
 		select {
 		case p.long <- struct{}{}:
 			j.isLong = true
