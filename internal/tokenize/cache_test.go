@@ -202,7 +202,7 @@ func TestMemoryStaysBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		tokens += len(ids)
-		if i%(max(1, prompts/100)) == 0 {
+		if i%max(1, prompts/100) == 0 {
 			most = max(most, residentBytes(t)-base)
 		}
 		if i == prompts/2 {

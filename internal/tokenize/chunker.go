@@ -23,7 +23,6 @@ type chunker struct {
 // chunkScratch is what one encoding needs besides its result.
 type chunkScratch struct {
 	pieces []piece
-	spans  []span
 	batch  []int
 }
 

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/daulet/tokenizers"
-
 	"prefixgate/internal/testenv"
+
+	"github.com/daulet/tokenizers"
 )
 
 // benchSizes are the sizes of a prompt.
@@ -26,7 +26,7 @@ type benchTexts struct {
 	next  int
 }
 
-func (t *benchTexts) get(b *testing.B) string {
+func (t *benchTexts) get(b *testing.B) string { //nolint:thelper // it is measured
 	if t.next == len(t.texts) {
 		b.StopTimer()
 		for i := range t.texts {

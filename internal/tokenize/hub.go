@@ -373,8 +373,7 @@ func (h *hub) getOnce(ctx context.Context, target *url.URL) (*http.Response, str
 	resp, err := client.Do(req)
 	if err != nil {
 		// The error's text holds the URL, which is where a store's signature would be.
-		var urlErr *url.Error
-		if errors.As(err, &urlErr) {
+		if urlErr, ok := errors.AsType[*url.Error](err); ok {
 			err = urlErr.Err
 		}
 		return nil, "", err

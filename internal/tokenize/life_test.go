@@ -16,11 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
-
 	"prefixgate/internal/openai"
 	"prefixgate/internal/testenv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 // A hundred and twenty-eight goroutines encode while the model is closed and loaded anew under them, as a reload does.

@@ -12,11 +12,11 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/openai"
 	"prefixgate/internal/tokenize/render"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Encoded are the token ids of a request.
@@ -253,8 +253,7 @@ func (m *Model) Encode(ctx context.Context, req *openai.Request) (Encoded, error
 	start := time.Now()
 	enc, err := m.encode(ctx, req, m.opts.Timeout, false)
 	m.metrics.encodeSeconds.Observe(time.Since(start).Seconds())
-	var u *Unsupported
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*Unsupported](err); ok {
 		m.metrics.refused(u.Reason)
 	}
 	return enc, err
@@ -346,8 +345,7 @@ func (m *Model) encodeChat(ctx context.Context, req *openai.Request, keep int, e
 
 // renderFailure says why a request has no rendered prompt.
 func renderFailure(err error) *Unsupported {
-	var e *render.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*render.Error](err); ok {
 		switch e.Kind {
 		case render.Refused, render.Failed, render.Invalid:
 			return unsupported(ReasonRefused, err)

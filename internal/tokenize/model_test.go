@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"prefixgate/internal/openai"
 	"prefixgate/internal/testenv"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 func demoModel() string { return filepath.Join(testenv.Root(), "models", "prefixgate-demo") }

@@ -43,7 +43,7 @@ func (e *slowEngine) encodeSpans(dst []uint32, text string, spans []span, _ bool
 }
 
 func testGauge() prometheus.Gauge {
-	return prometheus.NewGauge(prometheus.GaugeOpts{Name: "g"})
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: "g", Help: "A gauge."})
 }
 
 // A tokenizer that takes three seconds, fifty requests with a budget each, half of their clients gone before: nobody waits

@@ -35,7 +35,7 @@ const (
 
 // Unsupported says that the gateway does not know a request's token ids. The request is to be routed by load; the engine
 // tells the client what is wrong with it, if anything is.
-type Unsupported struct {
+type Unsupported struct { //nolint:errname // it says what a request is, not what broke
 	// Reason is why.
 	Reason Reason
 	// Err is what was found, for logs at debug level and for people who debug templates; nil if there is no more to say.

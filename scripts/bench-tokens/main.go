@@ -46,9 +46,9 @@ func run() int {
 			rest = append(rest, lines.Text())
 			continue
 		}
-		fmt.Printf("%s %s MB/s\n", name, values["MB/s"])
-		fmt.Printf("%s/allocs %s allocs/op\n", name, values["allocs/op"])
-		fmt.Printf("%s/bytes %s B/op\n", name, values["B/op"])
+		fmt.Fprintf(os.Stdout, "%s %s MB/s\n", name, values["MB/s"])
+		fmt.Fprintf(os.Stdout, "%s/allocs %s allocs/op\n", name, values["allocs/op"])
+		fmt.Fprintf(os.Stdout, "%s/bytes %s B/op\n", name, values["B/op"])
 		figures++
 	}
 	if err := cmd.Wait(); err != nil || figures == 0 {
