@@ -119,7 +119,7 @@ func TestCacheOffKeepsNothing(t *testing.T) {
 	}
 	m := load(t, Options{Model: demoModel(), CacheBytes: -1})
 	for range 2 {
-		if ids, err := m.encodeText(t.Context(), "without a cache", false, 0); err != nil || len(ids) == 0 {
+		if ids, err := m.encodeText(t.Context(), nil, "without a cache", false, 0); err != nil || len(ids) == 0 {
 			t.Errorf("encode without a cache = %v, %v", ids, err)
 		}
 	}
@@ -133,7 +133,7 @@ func TestOnlyNewTextIsEncoded(t *testing.T) {
 	encoded := func(text string) float64 {
 		t.Helper()
 		before := testutil.ToFloat64(m.metrics.encodedBytes)
-		if _, err := m.encodeText(t.Context(), text, false, 0); err != nil {
+		if _, err := m.encodeText(t.Context(), nil, text, false, 0); err != nil {
 			t.Fatal(err)
 		}
 		return testutil.ToFloat64(m.metrics.encodedBytes) - before
@@ -197,7 +197,7 @@ func TestMemoryStaysBounded(t *testing.T) {
 			b.WriteString(strconv.Itoa(i*len(pages) + j))
 			b.WriteString(page)
 		}
-		ids, err := m.encodeText(context.Background(), b.String(), false, 0)
+		ids, err := m.encodeText(context.Background(), nil, b.String(), false, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

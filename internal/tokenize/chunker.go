@@ -3,6 +3,7 @@ package tokenize
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -40,9 +41,9 @@ func newChunker(p *pool, rules *cutRules, cacheBytes int64, m *metrics) *chunker
 	return c
 }
 
-// encode returns before, the ids of text, and after, in one new slice. It returns ctx's error soon after ctx ends; what was
-// encoded until then stays in the cache.
-func (c *chunker) encode(ctx context.Context, text string, before, after []uint32) ([]uint32, error) {
+// encode appends before, the ids of text, and after, to dst, which grows at most once. It returns ctx's error soon after ctx
+// ends; what was encoded until then stays in the cache.
+func (c *chunker) encode(ctx context.Context, dst []uint32, text string, before, after []uint32) ([]uint32, error) {
 	scratch, _ := c.scratch.Get().(*chunkScratch)
 	defer c.release(scratch)
 	pieces := scratch.pieces[:0]
@@ -67,19 +68,18 @@ func (c *chunker) encode(ctx context.Context, text string, before, after []uint3
 		if errors.Is(err, errCutDiffers) {
 			// The proof at load did not see this coming. The whole text is still right.
 			c.metrics.mismatches.Inc()
-			return c.encodeWhole(ctx, text, false, before, after)
+			return c.encodeWhole(ctx, dst, text, false, before, after)
 		}
 		if err != nil {
-			return nil, err
+			return dst, err
 		}
 		total += n
 	}
-	ids := make([]uint32, 0, total)
-	ids = append(ids, before...)
+	dst = append(slices.Grow(dst, total), before...)
 	for i := range pieces {
-		ids = append(ids, pieces[i].entry.ids...)
+		dst = append(dst, pieces[i].entry.ids...)
 	}
-	return append(ids, after...), nil
+	return append(dst, after...), nil
 }
 
 // release gives the scratch back without the entries it points to.
@@ -174,19 +174,17 @@ func (c *chunker) encodeBatch(ctx context.Context, text string, s *chunkScratch)
 	return ids, nil
 }
 
-// encodeWhole encodes text in one piece, without the cache, and returns before, its ids, and after. addSpecial asks the
-// tokenizer itself for its special tokens.
-func (c *chunker) encodeWhole(ctx context.Context, text string, addSpecial bool, before, after []uint32) ([]uint32, error) {
+// encodeWhole is encode in one piece and without the cache. addSpecial asks the tokenizer itself for its special tokens.
+func (c *chunker) encodeWhole(ctx context.Context, dst []uint32, text string, addSpecial bool, before, after []uint32) ([]uint32, error) {
 	var all []uint32
 	store := func(ids []uint32, _ []uintptr) error {
-		all = make([]uint32, 0, len(before)+len(ids)+len(after))
-		all = append(append(append(all, before...), ids...), after...)
+		all = slices.Clone(ids) // not into dst: this call may be over
 		return nil
 	}
 	if err := c.pool.run(ctx, text, []span{{0, uintptr(len(text))}}, addSpecial, store); err != nil {
-		return nil, err
+		return dst, err
 	}
-	return all, nil
+	return append(append(append(dst, before...), all...), after...), nil
 }
 
 // close gives the cache's memory back. No encode may run any more.

@@ -70,6 +70,7 @@ func BenchmarkEncode(b *testing.B) {
 
 	ctx := context.Background()
 	var dst []uint32
+	var prompts [1]Prompt
 	encoders := []struct {
 		name   string
 		encode func(text string)
@@ -85,9 +86,11 @@ func BenchmarkEncode(b *testing.B) {
 			}
 		}},
 		{"chunk", func(text string) {
-			if _, err := m.encodeText(ctx, text, false, 0); err != nil {
+			enc := Encoded{Prompts: prompts[:]}
+			if err := m.fill(ctx, &prompts[0], text, false, 0); err != nil {
 				b.Fatal(err)
 			}
+			enc.Release()
 		}},
 	}
 	for _, enc := range encoders {

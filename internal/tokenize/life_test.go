@@ -241,7 +241,7 @@ func TestOddMegabytes(t *testing.T) {
 				text := strings.Repeat(piece, 1<<20/len(piece))
 				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 				start := time.Now()
-				ids, err := m.encodeText(ctx, text, false, 0)
+				ids, err := m.encodeText(ctx, nil, text, false, 0)
 				took := time.Since(start)
 				cancel()
 				var u *Unsupported
@@ -259,7 +259,7 @@ func TestOddMegabytes(t *testing.T) {
 			// Whatever was given up on ends, and the threads are free for the next.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if _, err := m.encodeText(ctx, "and now a short one", false, 0); err != nil {
+			if _, err := m.encodeText(ctx, nil, "and now a short one", false, 0); err != nil {
 				t.Errorf("a short text afterwards = %v", err)
 			}
 		})

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -25,6 +26,18 @@ type Encoded struct {
 	Prompts []Prompt
 }
 
+// Release gives the memory of the ids back for other requests. It is a courtesy that spares the collector a few hundred
+// kilobytes for each long prompt; whoever calls it must not use the ids, or a copy of e, any more.
+func (e *Encoded) Release() {
+	for i := range e.Prompts {
+		p := &e.Prompts[i]
+		if p.buffer != nil {
+			p.buffer.release(p.IDs)
+		}
+		p.IDs, p.buffer = nil, nil
+	}
+}
+
 // Prompt is one prompt as the engine will see it.
 type Prompt struct {
 	// IDs are the token ids. They may be shared: nobody writes to them.
@@ -33,6 +46,24 @@ type Prompt struct {
 	Rendered string
 	// Marks say where images and the like stand, ordered by token.
 	Marks []block.Mark
+
+	buffer *idBuffer // what IDs is part of; nil if it is nobody's to give back
+}
+
+// idBuffer is memory for the ids of one prompt.
+type idBuffer struct {
+	ids  []uint32
+	pool *sync.Pool
+}
+
+// maxPooledIDs bounds the buffers that are kept, in ids.
+const maxPooledIDs = 1 << 20
+
+func (b *idBuffer) release(ids []uint32) {
+	if cap(ids) <= maxPooledIDs {
+		b.ids = ids[:0]
+		b.pool.Put(b)
+	}
 }
 
 // place says where the ids of a kind of request are found.
@@ -62,6 +93,8 @@ type Model struct {
 	framing  framing
 	template *render.Template // nil without a chat template that is known
 	remote   *remoteTokenizer // nil without a Remote
+
+	buffers sync.Pool // of *idBuffer
 
 	// mu is read-locked by every call and locked by Close, which so waits for them.
 	mu     sync.RWMutex
@@ -336,7 +369,7 @@ func (m *Model) encodeChat(ctx context.Context, req *openai.Request, keep int, e
 		prompt.Rendered = text
 	}
 	addSpecial := req.AddSpecialTokens != nil && *req.AddSpecialTokens
-	prompt.IDs, err = m.encodeText(ctx, text, addSpecial, keep)
+	err = m.fill(ctx, &prompt, text, addSpecial, keep)
 	if err == nil && len(req.Images) > 0 {
 		prompt.Marks, err = m.marks(ctx, text, addSpecial, keep, req.Images, result.Media)
 	}
@@ -377,11 +410,9 @@ func (m *Model) encodeCompletions(ctx context.Context, req *openai.Request, keep
 		if explain {
 			enc.Prompts[i].Rendered = p.Text
 		}
-		ids, err := m.encodeText(ctx, p.Text, addSpecial, keep)
-		if err != nil {
+		if err := m.fill(ctx, &enc.Prompts[i], p.Text, addSpecial, keep); err != nil {
 			return Encoded{Prompts: enc.Prompts[:i+1]}, err
 		}
-		enc.Prompts[i].IDs = ids
 	}
 	return enc, nil
 }
@@ -396,37 +427,45 @@ func allTokens(prompts []openai.Prompt) bool {
 	return true
 }
 
-// encodeText encodes one text and frames it. keep is the number of tokens to keep from the end, framing included; 0 keeps all.
-func (m *Model) encodeText(ctx context.Context, text string, addSpecial bool, keep int) ([]uint32, error) {
-	var ids []uint32
-	var err error
-	switch {
-	case addSpecial && !m.framing.exact:
-		ids, err = m.chunks.encodeWhole(ctx, text, true, nil, nil)
-		if err == nil && keep > 0 && keep < len(ids) {
-			// Where special tokens go in a truncated text only the tokenizer knows.
-			return nil, unsupported(ReasonTruncate, nil)
-		}
-	case addSpecial:
-		before, after := m.framing.before, m.framing.after
-		ids, err = m.chunks.encode(ctx, text, before, after)
-		// The tokenizer keeps its special tokens and drops text from the left.
-		if frame := len(before) + len(after); err == nil && keep > 0 && keep < len(ids) {
-			if keep < frame {
-				return nil, unsupported(ReasonTruncate, nil)
-			}
-			cut := len(ids) - keep
-			kept := append(ids[:len(before)], ids[len(before)+cut:]...)
-			return kept, nil
-		}
-	default:
-		ids, err = m.chunks.encode(ctx, text, nil, nil)
-		ids = lastIDs(ids, keep)
+// fill encodes text into a buffer that p then owns.
+func (m *Model) fill(ctx context.Context, p *Prompt, text string, addSpecial bool, keep int) error {
+	buffer, _ := m.buffers.Get().(*idBuffer)
+	if buffer == nil {
+		buffer = &idBuffer{pool: &m.buffers}
 	}
+	ids, err := m.encodeText(ctx, buffer.ids[:0], text, addSpecial, keep)
 	if err != nil {
-		return nil, encodeFailure(ctx, err)
+		m.buffers.Put(buffer)
+		return err
 	}
-	return ids, nil
+	p.IDs, p.buffer = ids, buffer
+	return nil
+}
+
+// encodeText appends the ids of one text, framed, to dst, which is empty. keep is the number of tokens to keep from the end,
+// framing included; 0 keeps all.
+func (m *Model) encodeText(ctx context.Context, dst []uint32, text string, addSpecial bool, keep int) ([]uint32, error) {
+	var before, after []uint32
+	var err error
+	if addSpecial && !m.framing.exact {
+		dst, err = m.chunks.encodeWhole(ctx, dst, text, true, nil, nil)
+	} else {
+		if addSpecial {
+			before, after = m.framing.before, m.framing.after
+		}
+		dst, err = m.chunks.encode(ctx, dst, text, before, after)
+	}
+	switch {
+	case err != nil:
+		return nil, encodeFailure(ctx, err)
+	case keep == 0 || keep >= len(dst):
+		return dst, nil
+	case addSpecial && !m.framing.exact, keep < len(before)+len(after):
+		// Where special tokens go in a truncated text only the tokenizer knows.
+		return nil, unsupported(ReasonTruncate, nil)
+	}
+	// The tokenizer keeps its special tokens and drops text from the left.
+	return slices.Delete(dst, len(before), len(dst)-keep+len(before)), nil
 }
 
 // lastIDs returns the last keep ids; all of them where keep is 0.

@@ -108,11 +108,11 @@ func TestAbandonedWorkIsKept(t *testing.T) {
 		c := newChunker(p, new(cutRules), 1<<20, newMetrics(nil, "m"))
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		if _, err := c.encode(ctx, "hello", nil, nil); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := c.encode(ctx, nil, "hello", nil, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("encode beyond its budget = %v", err)
 		}
 		time.Sleep(2 * time.Second)
-		ids, err := c.encode(t.Context(), "hello", []uint32{1}, []uint32{2})
+		ids, err := c.encode(t.Context(), nil, "hello", []uint32{1}, []uint32{2})
 		if err != nil || len(ids) != 7 || ids[0] != 1 || ids[6] != 2 {
 			t.Errorf("encode again = %v, %v", ids, err)
 		}
@@ -137,7 +137,7 @@ func TestSmallPromptsOvertakeLargeOnes(t *testing.T) {
 		start := time.Now()
 		var took time.Duration
 		wg.Go(func() {
-			if _, err := c.encode(t.Context(), string(large), nil, nil); err != nil {
+			if _, err := c.encode(t.Context(), nil, string(large), nil, nil); err != nil {
 				t.Error(err)
 			}
 			took = time.Since(start)
@@ -145,7 +145,7 @@ func TestSmallPromptsOvertakeLargeOnes(t *testing.T) {
 		time.Sleep(15 * time.Millisecond)
 		for range 5 {
 			before := time.Now()
-			if _, err := c.encode(t.Context(), "small", nil, nil); err != nil {
+			if _, err := c.encode(t.Context(), nil, "small", nil, nil); err != nil {
 				t.Error(err)
 			}
 			if waited := time.Since(before); waited > 40*time.Millisecond {
@@ -172,19 +172,19 @@ func TestLongPiecesLeaveAThread(t *testing.T) {
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 				defer cancel()
-				if _, err := c.encode(ctx, odd, nil, nil); !errors.Is(err, context.DeadlineExceeded) {
+				if _, err := c.encode(ctx, nil, odd, nil, nil); !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("an odd text = %v, want to run out of time", err)
 				}
 			})
 		}
 		synctest.Wait()
 		start := time.Now()
-		if _, err := c.encode(t.Context(), "short", nil, nil); err != nil || time.Since(start) > time.Second {
+		if _, err := c.encode(t.Context(), nil, "short", nil, nil); err != nil || time.Since(start) > time.Second {
 			t.Errorf("a short text beside odd ones took %v, %v, want its own second", time.Since(start), err)
 		}
 		wg.Wait()
 		time.Sleep(time.Second)
-		if _, err := c.encode(t.Context(), odd, nil, nil); err != nil {
+		if _, err := c.encode(t.Context(), nil, odd, nil, nil); err != nil {
 			t.Errorf("an odd text alone = %v", err)
 		}
 		p.close()

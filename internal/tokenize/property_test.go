@@ -77,7 +77,7 @@ func TestCachedEqualsWhole(t *testing.T) {
 						t.Fatal(err)
 					}
 					for range 2 { // new, then seen
-						got, err := m.chunks.encode(context.Background(), text, nil, nil)
+						got, err := m.chunks.encode(context.Background(), nil, text, nil, nil)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -120,7 +120,7 @@ func FuzzChunkedEqualsWhole(f *testing.F) {
 			if !slices.Equal(got, want) {
 				t.Errorf("%s: cut at proved places %q has ids %v, uncut %v", name, text, got, want)
 			}
-			cached, err := p.model.chunks.encode(t.Context(), text, nil, nil)
+			cached, err := p.model.chunks.encode(t.Context(), nil, text, nil, nil)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}

@@ -43,7 +43,7 @@ func (m *Model) marks(ctx context.Context, text string, addSpecial bool, keep in
 			return unplaced(images), nil
 		}
 		// What comes before it is in the cache by now, or nearly all of it.
-		before, err := m.encodeText(ctx, text[:medium.Start], false, 0)
+		before, err := m.encodeText(ctx, nil, text[:medium.Start], false, 0)
 		if err != nil {
 			return nil, err
 		}
