@@ -214,7 +214,8 @@ func newBar(mode string, stderr io.Writer) (func(name string, requests int) func
 			progressbar.OptionThrottle(100*time.Millisecond),
 			progressbar.OptionShowCount(),
 			progressbar.OptionSetPredictTime(true),
-			progressbar.OptionClearOnFinish(),
+			progressbar.OptionOnCompletion(func() { fmt.Fprintln(stderr) }),
+			progressbar.OptionSetRenderBlankState(true),
 		)
 		return func(n int) { _ = bar.Set(n) } // A bar that cannot be drawn is no reason to stop.
 	}, nil
