@@ -170,6 +170,7 @@ func (f *forward) serve(w http.ResponseWriter, r *http.Request) {
 func (f *forward) rewrite(pr *httputil.ProxyRequest) {
 	h := pr.Out.Header
 	dropOwn(h)
+	h.Del("Te") // ReverseProxy lets "trailers" pass; it is hop by hop all the same, and this hop takes trailers anyway
 	if f.proxy.opts.TrustForwarded {
 		// ReverseProxy takes these away before Rewrite; the chain goes on where the one before us is trusted.
 		h["X-Forwarded-For"] = pr.In.Header["X-Forwarded-For"]

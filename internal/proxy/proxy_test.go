@@ -589,7 +589,7 @@ func TestHeaders(t *testing.T) {
 	}))
 	rg.header = http.Header{"X-Request-Id": {"id-1"}}
 	got0 := wire(t, rg.Listener.Addr().String(), "POST http://169.254.169.254/v1/x HTTP/1.1\r\nHost: metadata.internal\r\n"+
-		"Connection: close, x-request-id, x-forwarded-for, x-secret\r\nX-Request-Id: client\r\nX-Secret: 1\r\nProxy-Authorization: p\r\nTe: gzip\r\n"+
+		"Connection: close, x-request-id, x-forwarded-for, x-secret\r\nX-Request-Id: client\r\nX-Secret: 1\r\nProxy-Authorization: p\r\nTe: trailers\r\n"+
 		"Keep-Alive: 5\r\nX-Forwarded-For: 1.2.3.4\r\nX-Prefixgate-Attempt: 9\r\nAuthorization: Bearer k\r\nX-Custom: c\r\nContent-Length: 2\r\n\r\n{}")
 	for name, want := range map[string]string{
 		"X-Request-Id": "id-1", "Authorization": "Bearer k", "X-Custom": "c", "X-Forwarded-For": "127.0.0.1",
