@@ -37,7 +37,7 @@ type Synthetic struct {
 func Kinds() []string { return []string{"chat", "agents", "rag", "burst"} }
 
 // meanPrompt is about how long the prompts of each kind are, in tokens; it only sets the default rate.
-var meanPrompt = map[string]float64{"chat": 3300, "agents": 25000, "rag": 10500, "burst": 9000}
+var meanPrompt = map[string]float64{"chat": 3300, "agents": 36000, "rag": 11000, "burst": 3600}
 
 // Validate returns all that is wrong, joined.
 func (s Synthetic) Validate() error {
