@@ -90,8 +90,8 @@ func (in *instance) health(ctx context.Context) (v verdict, why string) {
 		return verdictSilent, "health: " + reason(err)
 	}
 	// What little an engine says there is read if it is at hand, so that the connection can be used again.
-	if resp.ContentLength == 0 {
-		_, _ = io.Copy(io.Discard, resp.Body) // empty; marks the end
+	if resp.ContentLength >= 0 && resp.ContentLength <= 4<<10 {
+		_, _ = io.Copy(io.Discard, resp.Body) // bounded by its length and by ctx
 	}
 	_ = resp.Body.Close() // nothing of it matters
 	if resp.StatusCode/100 != 2 {

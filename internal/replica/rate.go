@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// rateWindow is how many samples the estimate looks at: enough to outvote a third of outliers, few enough to follow a
+	// rateWindow is how many samples the estimate looks at: enough to outvote a quarter of outliers, few enough to follow a
 	// replica that changes within some dozens of requests.
 	rateWindow = 32
 	// rateSpread is the smallest difference of two samples, in tokens, that says something about the slope. Below it the
