@@ -2,8 +2,10 @@ package tokenize
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -136,4 +138,39 @@ func conversation(m *textMaker, n int) string {
 		b.WriteString("<|im_end|>\n")
 	}
 	return b.String()[:cutAt(b.String(), n)]
+}
+
+// BenchmarkLoad measures how long loading and proving a tokenizer takes and what it leaves in memory. The memory is right for
+// the first tokenizer of a process only: run one at a time.
+func BenchmarkLoad(b *testing.B) {
+	for _, tokenizer := range publicTokenizers {
+		b.Run(tokenizer.name, func(b *testing.B) {
+			path := tokenizerPath(b, tokenizer.name)
+			debug.FreeOSMemory()
+			base, loaded, threads := residentBytes(b), int64(0), 0
+			for b.Loop() {
+				m, err := Load(b.Context(), Options{Model: path, Workers: 2}, slog.New(slog.DiscardHandler), nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if loaded == 0 {
+					debug.FreeOSMemory()
+					loaded, threads = residentBytes(b)-base, processThreads(b)
+				}
+				_ = m.Close()
+			}
+			b.ReportMetric(float64(loaded)/(1<<20), "MiB")
+			b.ReportMetric(float64(threads), "threads")
+		})
+	}
+}
+
+// processThreads returns the number of threads of this process.
+func processThreads(tb testing.TB) int {
+	tb.Helper()
+	entries, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		tb.Skip("no /proc here")
+	}
+	return len(entries)
 }

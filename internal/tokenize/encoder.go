@@ -142,6 +142,9 @@ func (e *encoder) encodeSpans(dst []uint32, text string, spans []span, addSpecia
 	return grown, nil
 }
 
+// trimNative gives native memory that is free back to the system.
+func trimNative() { C.prefixgate_trim() }
+
 // bytesPointer returns b as C wants it. The result is valid during the call it is handed to.
 func bytesPointer(b []byte) (*C.uint8_t, C.size_t) {
 	return (*C.uint8_t)(unsafe.SliceData(b)), C.size_t(len(b))

@@ -225,6 +225,7 @@ func (m *Model) loadTokenizer(src *source) error {
 	m.pool = newPool(e, m.opts.Workers, m.metrics.busy, corpusTexts[:]...)
 	m.chunks = newChunker(m.pool, cuts, m.opts.CacheBytes, m.metrics)
 	m.fingerprint = contentFingerprint(src.tokenizerJSON, extra, m.framing)
+	trimNative() // the parsed file and the encoder that was not chosen are free now: hundreds of megabytes
 	return nil
 }
 

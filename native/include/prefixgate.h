@@ -51,4 +51,7 @@ int32_t prefixgate_encode(const prefixgate_encoder *encoder, const uint8_t *text
 /* Moves ids that did not fit to dst and frees them. A NULL dst only frees. */
 void prefixgate_take(void *spill, uint32_t *dst);
 
+/* Gives memory that is free back to the system, where the C library can. Loading leaves a lot of it. */
+void prefixgate_trim(void);
+
 #endif

@@ -275,3 +275,13 @@ pub unsafe extern "C" fn prefixgate_take(spill: *mut Vec<u32>, dst: *mut u32) {
         ptr::copy_nonoverlapping(ids.as_ptr(), dst, ids.len());
     }
 }
+
+/// See include/prefixgate.h.
+#[no_mangle]
+pub extern "C" fn prefixgate_trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: malloc_trim may be called at any time from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
