@@ -33,7 +33,7 @@ func TestMemory(t *testing.T) {
 		New: func(_ testing.TB, opts index.Options) indextest.Index {
 			return index.NewMemory(opts, prometheus.NewRegistry())
 		},
-		Rounds: 80,
+		Rounds: 60,
 	})
 }
 

@@ -177,6 +177,41 @@ func TestNothingNewCostsNothing(t *testing.T) {
 	}
 }
 
+// Replicas that keep blocks for a short time only have their records refreshed the more often.
+func TestRefreshFitsTheReplicas(t *testing.T) {
+	t.Parallel()
+	clock := indextest.NewClock()
+	g := newGateway(t, "redis://"+testenv.Redis(t), quiet(index.Options{Clock: clock.Now}))
+	started(t, g)
+	c := indextest.Chain(rand.New(rand.NewPCG(40, 40)), 20)
+	// writes returns how many keys touching the chain wrote.
+	writes := func(maxAge time.Duration) float64 {
+		t.Helper()
+		holders := indextest.Holders(2)
+		holders[1].MaxAge = maxAge
+		if err := g.Match(t.Context(), c, holders, make([]int, 2)); err != nil {
+			t.Fatal(err)
+		}
+		before := g.metric(t, "prefixgate_index_redis_keys_written_total")
+		g.Record(indextest.ID(1), c)
+		flush(t, g.Redis)
+		return g.metric(t, "prefixgate_index_redis_keys_written_total") - before
+	}
+	if n := writes(0); n != 1 {
+		t.Fatalf("the first record wrote %v keys, want 1", n)
+	}
+	clock.Advance(3 * time.Second)
+	if n := writes(0); n != 0 {
+		t.Errorf("a touch after 3 s wrote %v keys, want none", n)
+	}
+	if n := writes(16 * time.Second); n != 1 {
+		t.Errorf("a touch after 3 s wrote %v keys for a replica that keeps blocks for 16 s, want 1", n)
+	}
+	if n := writes(16 * time.Second); n != 0 {
+		t.Errorf("a touch at once wrote %v keys, want none", n)
+	}
+}
+
 // Scripts would have to be loaded again after each failover, and keys of several slots do not go into one command: the index
 // uses neither. The list is that of the rights in the documentation.
 func TestCommandsUsed(t *testing.T) {
@@ -300,7 +335,7 @@ func TestMemoryBytes(t *testing.T) {
 // Elsewhere the router ran out of memory after hours. The bound holds, the oldest go first, and what is in use stays.
 func TestMemoryIsBounded(t *testing.T) {
 	t.Parallel()
-	const limit = 4 << 20
+	const limit = 2 << 20
 	reg := prometheus.NewRegistry()
 	m := index.NewMemory(index.Options{MaxMemoryBytes: limit}, reg)
 	g := &gateway{reg: reg}
@@ -312,7 +347,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	old := indextest.Chain(rng, 500)
 	m.Record(indextest.ID(0), old)
-	for i := range 5000 {
+	for i := range 2500 {
 		m.Record(indextest.ID(1), indextest.Chain(rng, 500))
 		m.Record(indextest.ID(0), hot[i%len(hot)])
 		if n := g.metric(t, "prefixgate_index_bytes", "memory"); i%500 == 0 && n > limit {

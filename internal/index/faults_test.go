@@ -33,10 +33,13 @@ func checkOutage(t *testing.T, l *traffic, fault func(), lookups int64) {
 			t.Errorf("gateway %d: redis_up is not 0 while Redis is left alone", i)
 		}
 	}
-	type count struct{ dials, trips int64 }
+	type count struct {
+		dials, trips int64
+		failed       float64
+	}
 	before := make([]count, len(l.gws))
 	for i, g := range l.gws {
-		before[i] = count{g.hook.dials.Load(), g.hook.trips.Load()}
+		before[i] = count{g.hook.dials.Load(), g.hook.trips.Load(), g.metric(t, "prefixgate_index_lookups_total", "failed")}
 	}
 	start, done := time.Now(), l.lookups.Load()
 	l.more(lookups)
@@ -47,6 +50,10 @@ func checkOutage(t *testing.T, l *traffic, fault func(), lookups int64) {
 		if dials, trips := g.hook.dials.Load()-before[i].dials, g.hook.trips.Load()-before[i].trips; dials > most || trips > most {
 			t.Errorf("gateway %d: %d lookups and %d probes at most made %d dials and %d exchanges with a Redis that is away",
 				i, l.lookups.Load()-done, probes, dials, trips)
+		}
+		// Those that were on their way: no other lookup waits.
+		if n := g.metric(t, "prefixgate_index_lookups_total", "failed") - before[i].failed; n > 12 {
+			t.Errorf("gateway %d: %v lookups waited for a Redis that is away", i, n)
 		}
 		if n := g.logs.lines(); n > 2 {
 			t.Errorf("gateway %d logged %d lines:\n%s", i, n, g.logs)
@@ -208,7 +215,7 @@ func TestLoading(t *testing.T) {
 	address := "redis://" + s.Addr
 	l := startTraffic(t, newGateway(t, address, index.Options{}), newGateway(t, address, index.Options{}))
 	l.more(200)
-	s.Do("DEBUG", "POPULATE", "20000")
+	s.Do("DEBUG", "POPULATE", "12000")
 	s.Do("SAVE")
 	restarted := make(chan struct{})
 	checkOutage(t, l, func() {
@@ -303,7 +310,7 @@ func TestResharding(t *testing.T) {
 	for i := range 3 {
 		from, to := c.Nodes[i], c.Nodes[(i+1)%3]
 		cmd := exec.CommandContext(t.Context(), "redis-cli", "--cluster", "reshard", from.Addr, "--cluster-from", from.Do("CLUSTER", "MYID"),
-			"--cluster-to", to.Do("CLUSTER", "MYID"), "--cluster-slots", "1000", "--cluster-yes", "--cluster-pipeline", "1")
+			"--cluster-to", to.Do("CLUSTER", "MYID"), "--cluster-slots", "400", "--cluster-yes", "--cluster-pipeline", "1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("reshard: %v\n%s", err, out[max(0, len(out)-2000):])
 		}
@@ -328,6 +335,21 @@ func TestClusterFailover(t *testing.T) {
 	checkEnd(t, l)
 	// It comes back as a replica.
 	c.Nodes[1].Restart()
+	l.settled()
+}
+
+// A master hangs: until its replica takes over, lookups wait for it no longer than their time, and get the other masters'
+// keys.
+func TestClusterNodeFrozen(t *testing.T) {
+	t.Parallel()
+	c := testenv.StartCluster(t)
+	address := "redis-cluster://" + strings.Join(c.Addrs(), ",")
+	l := startTraffic(t, newGateway(t, address, index.Options{}), newGateway(t, address, index.Options{}))
+	l.more(200)
+	c.Nodes[2].Freeze()
+	l.more(500)
+	checkEnd(t, l)
+	c.Nodes[2].Thaw()
 	l.settled()
 }
 

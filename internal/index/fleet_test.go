@@ -32,7 +32,7 @@ func play(t *testing.T, clock *indextest.Clock, gws []*gateway) (hitRate, exact 
 	holders := indextest.Holders(replicas)
 	dst := make([]int, replicas)
 	var hit, total, right, turns int
-	for range 1500 {
+	for range 900 {
 		clock.Advance(500 * time.Millisecond)
 		// A new conversation, or the next turn of one of 30.
 		i := len(open)

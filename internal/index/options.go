@@ -25,7 +25,8 @@ type Options struct {
 	// WriteTimeout is the longest one batch of records, which no request waits for, may take. Default 500ms.
 	WriteTimeout time.Duration `yaml:"write_timeout"`
 	// RefreshInterval is how old a record in Redis must be to be written again when it is touched. Default: an eighth of
-	// the TTL, but at most 30s. It is also by how much the age of an entry may be overestimated.
+	// the TTL, but at most 30s. It is also by how much the age of an entry may be overestimated, so it is shortened by itself
+	// to an eighth of the smallest Holder.MaxAge, but no less than a second.
 	RefreshInterval time.Duration `yaml:"refresh_interval"`
 	// QueueLength bounds the records waiting to be written to Redis; beyond it they are dropped and counted. Default 4096.
 	QueueLength int `yaml:"queue_length"`

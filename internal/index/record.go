@@ -135,7 +135,7 @@ func (w *writer) learn(ctx context.Context, jobs []job, drafts map[block.Hash]*d
 	x := w.x
 	// A lookup for the same request has just read most of it.
 	fresh := now - max(x.opts.NearCacheStaleness, time.Second).Milliseconds()
-	known := now - x.opts.RefreshInterval.Milliseconds()
+	known := now - x.refresh()
 	for range maxRecordRounds {
 		var want []block.Hash
 		asked := make(map[block.Hash]bool)
@@ -191,7 +191,7 @@ func (w *writer) learn(ctx context.Context, jobs []job, drafts map[block.Hash]*d
 
 // since returns from when on a claim is young enough for the record not to be written.
 func (x *Redis) since(j job) int64 {
-	return max(j.at-x.opts.RefreshInterval.Milliseconds(), x.gone.at(j.holder)+1)
+	return max(j.at-x.refresh(), x.gone.at(j.holder)+1)
 }
 
 // nearRun returns what the near cache holds under a key, however old.

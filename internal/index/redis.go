@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -36,6 +37,9 @@ type Redis struct {
 	health  *health
 	metrics *metrics
 	log     *slog.Logger
+
+	// shortest is the smallest MaxAge that the last lookup asked with, in milliseconds; 0 if it set none.
+	shortest atomic.Int64
 
 	queue  chan job
 	flush  chan chan struct{}
@@ -106,6 +110,7 @@ func (x *Redis) Match(ctx context.Context, chain []block.Hash, holders []Holder,
 	now := x.opts.Clock().UnixMilli()
 	q := newQuery(chain, holders, now, x.mem.ttl, x.gone)
 	defer q.release()
+	x.noteAges(holders)
 	clear(dst)
 	x.mem.match(q)
 	q.write(dst)
@@ -131,6 +136,29 @@ func (x *Redis) Match(ctx context.Context, chain []block.Hash, holders []Holder,
 		return fmt.Errorf("look up in redis: %w", err)
 	}
 	return nil
+}
+
+// noteAges remembers the smallest MaxAge of a lookup's holders, for refresh.
+func (x *Redis) noteAges(holders []Holder) {
+	shortest := int64(0)
+	for _, h := range holders {
+		if age := h.MaxAge.Milliseconds(); age > 0 && (shortest == 0 || age < shortest) {
+			shortest = age
+		}
+	}
+	if x.shortest.Load() != shortest {
+		x.shortest.Store(shortest)
+	}
+}
+
+// refresh returns how old a claim in Redis may be, in milliseconds, before a touch is written. Where the replicas keep
+// blocks for a short time only, a claim's age has to be known the better.
+func (x *Redis) refresh() int64 {
+	d := x.opts.RefreshInterval.Milliseconds()
+	if age := x.shortest.Load(); age > 0 {
+		d = min(d, max(age/8, 1000))
+	}
+	return d
 }
 
 // ask completes the view with what Redis says, in one or two round trips within the lookup's time, and credits it.
