@@ -3,6 +3,8 @@ package tokenize
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -202,5 +204,23 @@ func TestPoolEndsItsThreads(t *testing.T) {
 	}
 	if after := runtime.NumGoroutine(); after > before {
 		t.Errorf("%d goroutines after the pools were closed, %d before", after, before)
+	}
+}
+
+// A long text must not spread over threads of the encoder's own.
+func TestEncodersStartNoThreads(t *testing.T) {
+	m := load(t, Options{Model: demoModel(), Timeout: time.Minute})
+	if _, err := m.encodeText(t.Context(), nil, strings.Repeat("word1 ", 1<<17), false, 0); err != nil {
+		t.Fatal(err)
+	}
+	names, err := filepath.Glob("/proc/self/task/*/comm")
+	if err != nil || len(names) == 0 {
+		t.Skip("no /proc here")
+	}
+	for _, name := range names {
+		comm, err := os.ReadFile(name)
+		if err == nil && strings.HasPrefix(string(comm), "fastokens") {
+			t.Errorf("there is a thread %s", comm)
+		}
 	}
 }
