@@ -516,7 +516,7 @@ func TestTimeoutsAreSeparate(t *testing.T) {
 	}{
 		{"first byte", Options{FirstByteTimeout: short}, false, ResultFirstByteTimeout},
 		{"total before the first byte", Options{TotalTimeout: short}, false, ResultTotalTimeout},
-		{"total after the first byte", Options{TotalTimeout: short, FirstByteTimeout: watchdog}, true, ResultTotalTimeout},
+		{"total after the first byte", Options{TotalTimeout: 40 * short, FirstByteTimeout: watchdog}, true, ResultTotalTimeout},
 		{"idle", Options{IdleTimeout: short}, true, ResultIdleTimeout},
 	} {
 		t.Run(c.name, func(t *testing.T) {
