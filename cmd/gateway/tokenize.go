@@ -42,7 +42,7 @@ func tokenizeLines(ctx context.Context, args []string, stdin io.Reader, stdout, 
 		complain(stderr, err)
 		return exitError
 	}
-	defer m.Close() //nolint:errcheck // always nil
+	defer m.Close()
 	in := bufio.NewReaderSize(stdin, 1<<20)
 	out := bufio.NewWriterSize(stdout, 1<<16)
 	for ctx.Err() == nil {

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/goccy/go-yaml"
-
 	"prefixgate/internal/testenv"
+
+	"github.com/goccy/go-yaml"
 )
 
 func TestExampleIsValid(t *testing.T) {
@@ -161,7 +161,7 @@ func TestSecretsRedactThemselves(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"%v": fmt.Sprintf("%v", c), "%+v": fmt.Sprintf("%+v", c), "%#v": fmt.Sprintf("%#v", c), "%s": fmt.Sprintf("%s", c.Redis.URL),
+		"%v": fmt.Sprintf("%v", c), "%+v": fmt.Sprintf("%+v", c), "%#v": fmt.Sprintf("%#v", c), "String": c.Redis.URL.String(),
 		"%q": fmt.Sprintf("%q", c.Redis.URL), "log": log.String(), "JSON": string(asJSON), "YAML": string(asYAML),
 	} {
 		if strings.Contains(text, "canary") {

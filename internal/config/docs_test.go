@@ -25,8 +25,7 @@ func keys(dst []string, prefix string, t reflect.Type) []string {
 		if t == reflect.TypeFor[time.Time]() {
 			break
 		}
-		for i := range t.NumField() {
-			f := t.Field(i)
+		for f := range t.Fields() {
 			name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 			if name == "-" || !f.IsExported() {
 				continue

@@ -18,7 +18,7 @@ var errSlowBody = &openai.Error{
 }
 
 // pacedBody is a client's body that must come within a time: grace, plus what the least rate allows for the bytes so far.
-// It moves the connection's read deadline, and clears it at the end, so that nothing of it touches the answer.
+// It moves the connection's read deadline, and clears it at the body's end, so that nothing of it touches the answer.
 type pacedBody struct {
 	body    io.ReadCloser
 	control *http.ResponseController
@@ -45,24 +45,15 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.body.Read(p)
 	b.read += int64(n)
-	if err != nil {
-		b.clear()
+	if errors.Is(err, io.EOF) && !b.off {
+		// A body that is not read to its end keeps its deadline: the server reads what is left of it before it answers.
+		b.off = b.control.SetReadDeadline(time.Time{}) != nil
 	}
 	return n, err
 }
 
 // Close ends reading.
-func (b *pacedBody) Close() error {
-	b.clear()
-	return b.body.Close()
-}
-
-func (b *pacedBody) clear() {
-	if !b.off {
-		b.off = b.control.SetReadDeadline(time.Time{}) != nil
-		b.set = time.Time{}
-	}
-}
+func (b *pacedBody) Close() error { return b.body.Close() }
 
 // readBody reads the whole body, at most limit bytes of it. The error is fit for the client, except for one that left.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64, grace time.Duration, rate int64) ([]byte, error) {
@@ -74,7 +65,6 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, grace time.Du
 		return nil, openai.BodyTooLarge(limit)
 	}
 	paced := newPacedBody(w, r, grace, rate)
-	defer paced.clear()
 	body := http.MaxBytesReader(w, paced, limit)
 	// What a client claims is not allocated before it has sent something like it.
 	buf := make([]byte, 0, min(max(r.ContentLength+1, 4<<10), 1<<20))
@@ -93,13 +83,13 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, grace time.Du
 		if err == nil {
 			continue
 		}
-		var tooLarge *http.MaxBytesError
-		switch {
-		case errors.Is(err, io.EOF):
+		if errors.Is(err, io.EOF) {
 			return buf, nil
-		case errors.As(err, &tooLarge):
+		}
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return nil, openai.BodyTooLarge(limit)
-		case errors.Is(err, os.ErrDeadlineExceeded):
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
 			refuseRest(w)
 			return nil, errSlowBody
 		}
@@ -125,8 +115,7 @@ type limitedBody struct {
 // Read reads on and notes a body that is too large.
 func (b *limitedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		b.exceeded.Store(true)
 	}
 	return n, err

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"prefixgate/internal/testenv"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // describing is a Registerer that notes what is registered.

@@ -72,7 +72,8 @@ type exchange struct {
 	result    outcome
 	status    int
 	forwarded proxy.Outcome
-	err       error // what went wrong, for the log
+	code      string // of an error of the gateway's own
+	err       error  // what went wrong, for the log
 }
 
 // chains are the block hashes of a request's prompts for replicas of one block size.
@@ -118,17 +119,17 @@ func (g *Gateway) begin(w http.ResponseWriter, r *http.Request, ep openai.Endpoi
 
 // refuse answers with an error of the gateway's own.
 func (x *exchange) refuse(err error, result outcome) {
-	x.err, x.result = err, result
+	x.err, x.result = nil, result
 	if errors.Is(err, errClientGone) {
 		x.result = outcome(proxy.ResultClientGone)
 		return
 	}
 	x.w.Header().Set(requestIDHeader, x.id)
 	openai.WriteError(x.w, err)
-	var e *openai.Error
 	x.status = http.StatusInternalServerError
-	if errors.As(err, &e) {
-		x.status = e.Status
+	if e, ok := errors.AsType[*openai.Error](err); ok {
+		// The message is for the client: it may repeat the name of a model.
+		x.status, x.code = e.Status, e.Code
 	}
 }
 
@@ -528,6 +529,9 @@ func (x *exchange) end() {
 		}
 		if x.loadOnly != "" {
 			attrs = append(attrs, slog.String("load_only", string(x.loadOnly)))
+		}
+		if x.code != "" {
+			attrs = append(attrs, slog.String("code", x.code))
 		}
 		if x.err != nil {
 			attrs = append(attrs, slog.String("err", x.err.Error()))

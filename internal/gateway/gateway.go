@@ -24,10 +24,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gin-gonic/gin"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-
 	"prefixgate/internal/block"
 	"prefixgate/internal/config"
 	"prefixgate/internal/index"
@@ -35,6 +31,10 @@ import (
 	"prefixgate/internal/replica"
 	"prefixgate/internal/route"
 	"prefixgate/internal/tokenize"
+
+	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
 // Index knows which replica probably holds which prefix. It is safe for concurrent use.
@@ -342,7 +342,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		g.log.Info("gateway drains", "delay", g.server.DrainDelay.String(), "timeout", g.server.DrainTimeout.String())
-		g.drain(failed)
+		err = g.drain(failed)
 	case err = <-failed:
 		g.draining.Store(true)
 		g.shutdown(0)
@@ -358,17 +358,20 @@ func (g *Gateway) Run(ctx context.Context) error {
 }
 
 // drain ends service gently. A failure of a listener meanwhile cuts it short.
-func (g *Gateway) drain(failed <-chan error) {
+func (g *Gateway) drain(failed <-chan error) (err error) {
 	g.draining.Store(true)
 	g.updateReady()
-	// New requests are still welcome until load balancers have seen that readiness fails; without any, nobody is waiting.
+	// New requests are still welcome until load balancers have seen that readiness fails. Clients with a connection of
+	// their own are sent to a new one, elsewhere.
+	g.publicHTTP.SetKeepAlivesEnabled(false)
 	timer := time.NewTimer(g.server.DrainDelay)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-failed:
+	case err = <-failed:
 	}
 	g.shutdown(g.server.DrainTimeout)
+	return err
 }
 
 // shutdown stops accepting, waits for requests under way, then breaks off the rest.

@@ -15,14 +15,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"prefixgate/internal/config"
 	"prefixgate/internal/replica"
 	"prefixgate/internal/sim"
 	"prefixgate/internal/sim/simhttp"
 	"prefixgate/internal/testenv"
 	"prefixgate/internal/tokenize"
+
+	"go.uber.org/goleak"
 )
 
 const demoModel = "prefixgate-demo"

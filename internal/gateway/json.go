@@ -1,6 +1,9 @@
 package gateway
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"slices"
+)
 
 // The functions here walk JSON that is known to be well-formed, without decoding it: a request's body after openai.Parse,
 // or an event of an answer. On anything else they stop early and find nothing; they never read beyond the text.
@@ -82,13 +85,11 @@ func jsonKeyIs(key []byte, name string) bool {
 	if len(key) == len(name)+2 && string(key[1:len(key)-1]) == name {
 		return true
 	}
-	for _, c := range key {
-		if c == '\\' {
-			var s string
-			return json.Unmarshal(key, &s) == nil && s == name
-		}
+	if !slices.Contains(key, '\\') {
+		return false
 	}
-	return false
+	var s string
+	return json.Unmarshal(key, &s) == nil && s == name
 }
 
 // jsonText returns the decoded string that b holds.

@@ -3,12 +3,12 @@ package gateway
 import (
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"prefixgate/internal/openai"
 	"prefixgate/internal/proxy"
 	"prefixgate/internal/route"
 	"prefixgate/internal/tokenize"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // outcome says how a request ended. The set is closed: it is a metric's label. Besides those below it has the results of

@@ -85,8 +85,22 @@ func (p *pending) match(chain []block.Hash, ids []replica.ID, dst []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := s.flights[chain[0]]
-	for _, f := range list[max(0, len(list)-pendingScan):] {
-		i := slices.Index(ids, f.id)
+	list = list[max(0, len(list)-pendingScan):]
+	at := func(id replica.ID) int { return slices.Index(ids, id) }
+	if len(list)*len(ids) > 4096 {
+		positions := make(map[replica.ID]int, len(ids))
+		for i, id := range ids {
+			positions[id] = i
+		}
+		at = func(id replica.ID) int {
+			if i, ok := positions[id]; ok {
+				return i
+			}
+			return -1
+		}
+	}
+	for _, f := range list {
+		i := at(f.id)
 		if i < 0 || dst[i] >= len(f.chain) || dst[i] >= len(chain) {
 			continue
 		}

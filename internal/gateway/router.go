@@ -8,10 +8,10 @@ import (
 	"runtime/debug"
 	"strings"
 
+	"prefixgate/internal/openai"
+
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"prefixgate/internal/openai"
 )
 
 // newEngine returns a gin engine that logs nothing, redirects nothing and trusts no proxy.

@@ -13,11 +13,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"prefixgate/internal/config"
 	"prefixgate/internal/replica"
 	"prefixgate/internal/tokenize"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // model is a configured model. Until its tokenizer is loaded, and for good where that failed and the configuration allows
@@ -164,7 +164,7 @@ func (t *remoteTokenizer) Tokenize(ctx context.Context, body []byte) ([]uint32, 
 	if err != nil {
 		return nil, fmt.Errorf("ask %s for token ids: %w", addr, err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to the end below, or given up
+	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxTokenizeAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("read token ids of %s: %w", addr, err)

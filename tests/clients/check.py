@@ -97,7 +97,7 @@ try:
 except openai.NotFoundError as error:
     check("unknown model", "no-such-model" in str(error.message), error.message)
 try:
-    client.chat.completions.create(model=model, messages=messages, max_tokens=10**9)
+    client.chat.completions.create(model=model, messages=messages, temperature=-3)
     check("engine's own error", False, "no error")
 except openai.BadRequestError as error:
     check("engine's own error", error.status_code == 400, error)
