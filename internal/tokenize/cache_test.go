@@ -129,7 +129,7 @@ func TestCacheOffKeepsNothing(t *testing.T) {
 // middle of other prompts.
 func TestOnlyNewTextIsEncoded(t *testing.T) {
 	m := load(t, Options{Model: demoModel(), Name: "m", Timeout: time.Minute})
-	maker := newTextMaker(t, mustVocabulary(t, "prefixgate-demo"), 11)
+	maker := newTextMaker(t, 11)
 	encoded := func(text string) float64 {
 		t.Helper()
 		before := testutil.ToFloat64(m.metrics.encodedBytes)
@@ -180,7 +180,7 @@ func TestMemoryStaysBounded(t *testing.T) {
 	}
 	const workers = 2
 	m := load(t, Options{Model: tokenizerPath(t, name), CacheBytes: limit, Workers: workers, Timeout: time.Minute})
-	maker := newTextMaker(t, mustVocabulary(t, name), 12)
+	maker := newTextMaker(t, 12)
 	pages := make([]string, 32)
 	for i := range pages {
 		pages[i] = maker.text(1000)

@@ -53,11 +53,7 @@ func BenchmarkEncode(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	v, err := readVocabulary(data)
-	if err != nil {
-		b.Fatal(err)
-	}
-	maker := newTextMaker(b, v, 1)
+	maker := newTextMaker(b, 1)
 	hf, err := tokenizers.FromBytes(data)
 	if err != nil {
 		b.Fatal(err)

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"prefixgate/internal/openai"
-	"prefixgate/internal/testenv"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -34,7 +33,7 @@ func TestEncodeCloseReload(t *testing.T) {
 		}
 		return m
 	}
-	maker := newTextMaker(t, mustVocabulary(t, "prefixgate-demo"), 5)
+	maker := newTextMaker(t, 5)
 	texts := make([]*openai.Request, 40)
 	want := make([][]uint32, len(texts))
 	models := make([]*Model, 6)
@@ -234,9 +233,7 @@ func TestFingerprintIsOfTheContents(t *testing.T) {
 func TestOddMegabytes(t *testing.T) {
 	for _, name := range []string{"qwen3", "bert-base-uncased"} {
 		t.Run(name, func(t *testing.T) {
-			path := tokenizerPath(t, name)
-			m := load(t, Options{Model: path, Timeout: 200 * time.Millisecond})
-			reference := loadPair(t, name).reference
+			m, reference := loadPair(t, name).model, loadPair(t, name).reference
 			for _, piece := range []string{"^", "a", " ", "😀", "\n", "ab1", "你", "\r\n", "'s", "\u0301", "<|", "aGVsbG8gd29ybGQ+/0"} {
 				text := strings.Repeat(piece, 1<<20/len(piece))
 				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -283,7 +280,17 @@ func (r *fakeRemote) Tokenize(ctx context.Context, body []byte) ([]uint32, error
 
 func TestRemote(t *testing.T) {
 	remote := &fakeRemote{bodies: make(chan string, 10), answer: func(context.Context, []byte) ([]uint32, error) { return []uint32{1, 2, 3, 4}, nil }}
-	m := load(t, Options{Model: testenv.Tokenizer(t, "gptoss"), Name: "gptoss", Remote: remote, Timeout: time.Minute})
+	dir := t.TempDir()
+	data, err := os.ReadFile(filepath.Join(demoModel(), fileTokenizer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{fileTokenizer: data, fileModel: []byte(`{"model_type":"gpt_oss"}`)} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := load(t, Options{Model: dir, Name: "gptoss", Remote: remote, Timeout: time.Minute})
 	if m.chat != placeRemote || m.completions != placeLocal {
 		t.Fatalf("gpt-oss: chat %s, completions %s, want remote and local", m.chat, m.completions)
 	}

@@ -21,7 +21,7 @@ func TestChunkedEqualsWhole(t *testing.T) {
 			m := p.model
 			rng := rand.New(rand.NewPCG(7, uint64(len(tokenizer.name))))
 			special := specialOf(m.chunks.rules)
-			maker := newTextMaker(t, mustVocabulary(t, tokenizer.name), 3)
+			maker := newTextMaker(t, 3)
 			cuts, texts := 0, 0
 			var want, got []uint32
 			for cuts < fuzzedCuts {
@@ -66,7 +66,7 @@ func TestCachedEqualsWhole(t *testing.T) {
 			p := loadPair(t, tokenizer.name)
 			m := p.model
 			rng := rand.New(rand.NewPCG(8, 8))
-			maker := newTextMaker(t, mustVocabulary(t, tokenizer.name), 4)
+			maker := newTextMaker(t, 4)
 			documents := []string{maker.text(20_000), mixedScripts(rng, 3000), fuzzText(rng, specialOf(m.chunks.rules), 3000)}
 			var want []uint32
 			for range 6 {
@@ -164,15 +164,6 @@ func specialOf(rules *cutRules) []string {
 	}
 	slices.Sort(special)
 	return special
-}
-
-func mustVocabulary(tb testing.TB, name string) *vocabulary {
-	tb.Helper()
-	// Words come from one tokenizer for all: not every vocabulary has words with a space before them.
-	if name == "bert-base-uncased" || name == "prefixgate-demo" {
-		name = "cohere-tokenizer"
-	}
-	return readVocabularyFile(tb, tokenizerPath(tb, name))
 }
 
 // mixedScripts joins n words and sentences of many scripts with punctuation of theirs.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -18,23 +19,38 @@ type textMaker struct {
 	total float64
 }
 
-// newTextMaker takes its words from the vocabulary of a tokenizer, most frequent first as byte-level vocabularies are.
-func newTextMaker(tb testing.TB, v *vocabulary, seed uint64) *textMaker {
-	tb.Helper()
-	m := &textMaker{rng: rand.New(rand.NewPCG(seed, 99))}
-	err := v.entries(func(text string) bool {
+// vocabularyWords are the words of a tokenizer's vocabulary, in an order that depends on the words alone.
+var vocabularyWords = sync.OnceValues(func() ([]string, error) {
+	data, err := os.ReadFile(wordsPath)
+	if err != nil {
+		return nil, err
+	}
+	v, err := readVocabulary(data)
+	if err != nil {
+		return nil, err
+	}
+	var words []string
+	err = v.entries(func(text string) bool {
 		if len(text) > 3 && text[0] == ' ' && asciiLetter(text[1]) && strings.Trim(text[1:], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" {
-			m.words = append(m.words, text[1:])
+			words = append(words, text[1:])
 		}
 		return true
 	})
-	if err != nil || len(m.words) < 100 {
-		tb.Fatalf("%d words in the vocabulary, %v", len(m.words), err)
+	sortByHash(words)
+	return words, err
+})
+
+// wordsPath is where vocabularyWords come from.
+var wordsPath string
+
+func newTextMaker(tb testing.TB, seed uint64) *textMaker {
+	tb.Helper()
+	wordsPath = tokenizerPath(tb, "cohere-tokenizer")
+	words, err := vocabularyWords()
+	if err != nil || len(words) < 10_000 {
+		tb.Fatalf("%d words in the vocabulary, %v", len(words), err)
 	}
-	// The vocabulary comes in no order; one that depends on the words alone makes texts repeatable.
-	sortByHash(m.words)
-	m.total = math.Log(float64(len(m.words)))
-	return m
+	return &textMaker{rng: rand.New(rand.NewPCG(seed, 99)), words: words, total: math.Log(float64(len(words)))}
 }
 
 func sortByHash(words []string) {
@@ -152,17 +168,4 @@ var foreignSentences = [...]string{
 	"Доброе утро, поезд отправляется в восемь часов. ", "Где находится библиотека, скажите, пожалуйста? ",
 	"مرحبا بالعالم، كيف حالك اليوم؟ ", "こんにちは、世界。今日はいい天気ですね。", "안녕하세요, 오늘은 날씨가 좋습니다. ",
 	"👍🏽 🎉 done ✅ ", "Où se trouve la bibliothèque, s'il vous plaît ? ", "Καλημέρα, πώς είσαι; ",
-}
-
-func readVocabularyFile(tb testing.TB, path string) *vocabulary {
-	tb.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	v, err := readVocabulary(data)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return v
 }
