@@ -11,6 +11,7 @@ import (
 
 	"prefixgate/internal/config"
 	"prefixgate/internal/gateway"
+	"prefixgate/internal/index"
 	"prefixgate/internal/replica"
 	"prefixgate/internal/route"
 	"prefixgate/internal/tokenize"
@@ -34,6 +35,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	log, access := loggers(cfg.Log, stderr)
+	index.SetClientLogger(log) // the library knows one logger for the whole process
 	g, err := gateway.New(gateway.Options{Config: cfg, Log: log, Access: access, Version: version()})
 	if err != nil {
 		complain(stderr, err)

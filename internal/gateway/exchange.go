@@ -176,6 +176,9 @@ func (x *exchange) resolve() error {
 		x.served, x.label = servedModel{base: x.name}, x.name
 	case cat.silent:
 		x.served, x.label = servedModel{base: x.name}, labelOther
+	case len(x.snapshots) == 0:
+		x.label = labelOther
+		return openai.NoReplica(x.g.retryAfter)
 	default:
 		x.label = labelOther
 		return openai.ModelNotFound(x.name)
@@ -503,6 +506,9 @@ func (x *exchange) end() {
 	a := x.current
 	if counted && a.lease != nil {
 		g.metrics.completionTokens.WithLabelValues(a.id.Addr).Add(float64(usage.CompletionTokens))
+		if x.promptTokens > 0 && len(x.req.Images) == 0 && usage.PromptTokens != x.promptTokens {
+			g.metrics.miscounted.WithLabelValues(a.id.Addr).Inc()
+		}
 		if x.promptTokens > 0 && usage.CachedKnown && x.result == outcomeOK {
 			g.metrics.predicted(a.id.Addr, x.promptTokens, a.believed.tokens, usage.CachedTokens)
 		}

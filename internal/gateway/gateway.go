@@ -214,7 +214,6 @@ func (g *Gateway) newIndex(cfg *config.Config, getenv func(string) string) error
 		g.teardown.add("index", g.index.Close)
 		return nil
 	}
-	index.SetClientLogger(g.log)
 	client, err := index.Open(url.Reveal())
 	if err != nil {
 		return fmt.Errorf("redis: %w", err)

@@ -71,6 +71,7 @@ type metrics struct {
 	ttftRatio     *prometheus.HistogramVec
 
 	promptTokens, predictedTokens, reportedTokens, completionTokens *prometheus.CounterVec
+	miscounted                                                      *prometheus.CounterVec
 	cachedError                                                     *prometheus.HistogramVec
 	predictions                                                     *prometheus.CounterVec
 
@@ -133,6 +134,8 @@ func newMetrics(reg prometheus.Registerer, policy string) *metrics {
 		predictedTokens:  counter("predicted_cached_tokens_total", "Of those, tokens that the replica was predicted to hold.", "replica"),
 		reportedTokens:   counter("reported_cached_tokens_total", "Tokens that engines reported as cached, of requests with a prediction.", "replica"),
 		completionTokens: counter("completion_tokens_total", "Generated tokens as engines reported them.", "replica"),
+		miscounted: counter("prompt_tokens_mismatches_total",
+			"Answers whose engine counted other prompt tokens than were tokenized here: anything but 0 means a wrong tokenizer or template.", "replica"),
 		cachedError: histogram("cached_tokens_error_ratio", "Reported minus predicted cached tokens in parts of the prompt.",
 			errorBuckets, "replica"),
 		predictions: counter("cached_tokens_predictions_total", "Predictions of cached tokens against what the engine reported.", "result"),
@@ -193,7 +196,7 @@ func (m *metrics) forget(addr string) {
 		DeletePartialMatch(prometheus.Labels) int
 	}{
 		m.ttft, m.predictedTTFT, m.ttftRatio, m.promptTokens, m.predictedTokens, m.reportedTokens, m.completionTokens,
-		m.cachedError, m.mismatch,
+		m.cachedError, m.miscounted, m.mismatch,
 	} {
 		v.DeletePartialMatch(labels)
 	}

@@ -42,6 +42,7 @@ func (g *Gateway) pass(w http.ResponseWriter, r *http.Request) {
 
 	x.policy = g.leastLoad
 	x.loadOnly = passedOn
+	g.metrics.loadOnly.WithLabelValues(string(passedOn)).Inc()
 	var body []byte
 	if buffered(r) {
 		if err := x.readBody(); err != nil {
