@@ -176,6 +176,8 @@ func (h *hub) fetch(ctx context.Context) (string, error) {
 	}
 	dir := filepath.Join(h.dir, "snapshots", info.SHA)
 	found := false
+	// The tokenizer goes last: a snapshot that has one counts as complete, even if this process ends half-way.
+	slices.SortStableFunc(info.Siblings, func(a, b hubFile) int { return a.order() - b.order() })
 	for _, file := range info.Siblings {
 		if !wanted(file.Name) {
 			continue
@@ -212,10 +214,21 @@ func wanted(name string) bool {
 
 // hubInfo is what the hub says about a revision.
 type hubInfo struct {
-	SHA      string `json:"sha"`
-	Siblings []struct {
-		Name string `json:"rfilename"`
-	} `json:"siblings"`
+	SHA      string    `json:"sha"`
+	Siblings []hubFile `json:"siblings"`
+}
+
+// hubFile is a file of a revision.
+type hubFile struct {
+	Name string `json:"rfilename"`
+}
+
+// order is 1 for the files by which a snapshot is known to be complete, 0 for all others.
+func (f hubFile) order() int {
+	if f.Name == fileTokenizer || f.Name == fileTekken {
+		return 1
+	}
+	return 0
 }
 
 // info asks the hub for the commit and the files of the revision.

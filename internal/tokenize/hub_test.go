@@ -95,9 +95,7 @@ func (h *fakeHub) serve(w http.ResponseWriter, r *http.Request) {
 		var info hubInfo
 		info.SHA = testCommit
 		for name := range h.files {
-			info.Siblings = append(info.Siblings, struct {
-				Name string `json:"rfilename"`
-			}{name})
+			info.Siblings = append(info.Siblings, hubFile{name})
 		}
 		_ = json.NewEncoder(w).Encode(info)
 		return
@@ -179,6 +177,12 @@ func TestHub(t *testing.T) {
 	if h.leaked {
 		t.Error("the token went to the store that the hub redirects to")
 	}
+
+	h.mu.Lock()
+	if last := h.requests[len(h.requests)-1]; !strings.HasSuffix(last, "/"+fileTokenizer) {
+		t.Errorf("the last request was for %s, want the tokenizer: it makes the snapshot count", last)
+	}
+	h.mu.Unlock()
 
 	// A second time asks only what the branch stands for; a commit asks nothing; offline works.
 	h.asked()

@@ -99,6 +99,9 @@ func FuzzChunkedEqualsWhole(f *testing.F) {
 	}
 	f.Add("Hello, world.\n\nNext <|im_end|>\n<|im_start|>user\nline, and. So on", ^uint64(0))
 	names := []string{"prefixgate-demo", "qwen3", "deepseek_v3", "bert-base-uncased"}
+	for _, name := range names { // before the first input: each has ten seconds
+		loadPair(f, name)
+	}
 	f.Fuzz(func(t *testing.T, text string, take uint64) {
 		if !utf8.ValidString(text) {
 			text = strings.ToValidUTF8(text, "\ufffd")
