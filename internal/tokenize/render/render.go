@@ -28,6 +28,7 @@ extern void tokenizers_free_string(char *ptr);
 import "C"
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ import (
 // Defaults of Options.
 const (
 	DefaultMaxOutputBytes = 16 << 20
-	DefaultMaxFuel        = 200_000_000
+	DefaultMaxFuel        = 20_000_000
 	DefaultTimeout        = 2 * time.Second
 )
 
@@ -74,12 +75,18 @@ type Options struct {
 	// ImagePlaceholder, AudioPlaceholder and VideoPlaceholder are what the model's processor wants in a text for a medium.
 	// They serve templates of FormatText only. Empty: a request with such a medium is unsupported.
 	ImagePlaceholder, AudioPlaceholder, VideoPlaceholder string
+	// DefaultKwargs is a JSON object of arguments that requests may override: vLLM's --default-chat-template-kwargs.
+	DefaultKwargs json.RawMessage
+	// ExcludeToolsWhenChoiceNone hides the tools of a request whose tool_choice is "none": vLLM's
+	// --exclude-tools-when-tool-choice-none.
+	ExcludeToolsWhenChoiceNone bool
 	// Now is the clock of strftime_now, whose zone is the one shown. Nil: time.Now. vLLM shows its own local time.
 	Now func() time.Time
 	// MaxOutputBytes bounds the rendered text. Zero: DefaultMaxOutputBytes.
 	MaxOutputBytes int
-	// MaxFuel bounds the work of one render, in steps of the template, of which one also pays for 64 bytes; each render
-	// gets what its input justifies up to this. Zero: DefaultMaxFuel.
+	// MaxFuel bounds the work and the memory of one render, in steps of the template, of which one also pays for 64 bytes.
+	// Each render gets what its input justifies up to this: 2 million and 16 for each byte. Real templates take less than 1
+	// for each byte. Zero: DefaultMaxFuel.
 	MaxFuel uint64
 	// Timeout bounds the time of one render. Zero: DefaultTimeout.
 	Timeout time.Duration
@@ -88,7 +95,7 @@ type Options struct {
 // Input is one chat request: its parts as JSON text, of which nil means absent, and what it says of the prompt. The slices
 // are read during the call only and never changed.
 type Input struct {
-	Messages, Tools, Documents, ChatTemplateKwargs, ReasoningEffort []byte
+	Messages, Tools, ToolChoice, Documents, ChatTemplateKwargs, ReasoningEffort []byte
 	// AddGenerationPrompt is true where nil, ContinueFinalMessage false. Both true is refused, as vLLM does.
 	AddGenerationPrompt, ContinueFinalMessage *bool
 	// ChatTemplate says that the client sent a template of its own: such a request is unsupported.
@@ -180,8 +187,9 @@ var ErrClosed = errors.New("chat template is closed")
 
 // Template renders the chat requests of one model. All methods may be called at once from many goroutines.
 type Template struct {
-	now    func() time.Time
-	format Format
+	now       func() time.Time
+	format    Format
+	hideTools bool
 
 	// mu is held for reading during each call into the library, so that Close frees nothing in use.
 	mu     sync.RWMutex
@@ -199,7 +207,7 @@ func New(opts Options) (*Template, error) {
 	if native == nil {
 		return nil, errors.New(takeText(text))
 	}
-	t := &Template{now: opts.Now, native: native, format: FormatText}
+	t := &Template{now: opts.Now, native: native, format: FormatText, hideTools: opts.ExcludeToolsWhenChoiceNone}
 	if t.now == nil {
 		t.now = time.Now
 	}
@@ -224,6 +232,7 @@ func (o *Options) config() ([]byte, error) {
 		"templates":         o.Source.Templates,
 		"special_tokens":    string(tokens),
 		"content_format":    o.ContentFormat.String(),
+		"default_kwargs":    string(o.DefaultKwargs),
 		"image_placeholder": o.ImagePlaceholder,
 		"audio_placeholder": o.AudioPlaceholder,
 		"video_placeholder": o.VideoPlaceholder,
@@ -290,10 +299,14 @@ func (t *Template) render(in *Input, context bool) (Result, error) {
 			}
 		}
 	}
+	tools := in.Tools
+	if t.hideTools && string(bytes.TrimSpace(in.ToolChoice)) == `"none"` {
+		tools = nil
+	}
 	now := t.now()
 	_, offset := now.Zone()
 	// Prompts are mostly their messages' text: a little room more and almost all of them need no second copy.
-	size := len(in.Messages) + len(in.Tools) + len(in.Documents)
+	size := len(in.Messages) + len(tools) + len(in.Documents)
 	dst := make([]byte, size+size/8+2048)
 	var (
 		outcome C.prefixgate_render_outcome
@@ -302,7 +315,7 @@ func (t *Template) render(in *Input, context bool) (Result, error) {
 	)
 	C.prefixgate_template_render(t.native, C.bool(context),
 		data(in.Messages), C.size_t(len(in.Messages)),
-		data(in.Tools), C.size_t(len(in.Tools)),
+		data(tools), C.size_t(len(tools)),
 		data(in.Documents), C.size_t(len(in.Documents)),
 		data(in.ChatTemplateKwargs), C.size_t(len(in.ChatTemplateKwargs)),
 		data(in.ReasoningEffort), C.size_t(len(in.ReasoningEffort)),

@@ -13,7 +13,7 @@ use minijinja::{
         CodeGenerator, Instructions, Span,
     },
     syntax::SyntaxConfig,
-    Error, Value,
+    Error, ErrorKind, Value,
 };
 
 use super::{filters, methods};
@@ -36,13 +36,19 @@ pub struct Facts {
     pub iterates_content: bool,
     /// Every variable that is read somewhere.
     pub variables: BTreeSet<String>,
-    /// Whether the text of the template mentions the role "developer".
+    /// Whether the text of the template has the role "developer" in quotes.
     pub knows_developer: bool,
     pub uses_clock: bool,
 }
 
+/// Larger templates are refused. The largest known ones have 30 KB.
+pub const MAX_SOURCE: usize = 1 << 20;
+
 /// Compiles `source`.
 pub fn compile(source: &str) -> Result<Program, Error> {
+    if source.len() > MAX_SOURCE {
+        return Err(Error::new(ErrorKind::SyntaxError, "the template is larger than 1 MiB"));
+    }
     let normalized: Box<str> = super::scan::normalize(source).into();
     let mut syntax = SyntaxConfig::builder();
     // scan has taken the one newline at the end; a second one stays.
@@ -51,18 +57,32 @@ pub fn compile(source: &str) -> Result<Program, Error> {
     // to the Program only.
     let text: &'static str = unsafe { &*std::ptr::from_ref::<str>(&normalized) };
     let tree = minijinja::machinery::parse(text, "chat_template", syntax)?;
-    let mut facts = Facts { knows_developer: source.contains("developer"), ..Facts::default() };
+    let mut facts = Facts { knows_developer: source.contains("\"developer\"") || source.contains("'developer'"), ..Facts::default() };
     facts.iterates_content = iterates_content(&tree);
-    let mut copier = Copier { facts };
+    let markup = ["safe", "escape", "|e", "| e", "Markup"].iter().any(|word| source.contains(word));
+    let mut copier = Copier { facts, depth: 0, too_deep: false, literals: 0, most_literals: 0, markup };
     let copy = copier.stmt(&tree);
+    if copier.too_deep {
+        return Err(Error::new(ErrorKind::SyntaxError, "the template is nested too deeply"));
+    }
     let mut generator = CodeGenerator::new("chat_template", text);
     generator.compile_stmt(&copy);
     let (main, blocks) = generator.finish();
     Ok(Program { main, blocks, facts: copier.facts, source: normalized })
 }
 
+/// Deeper trees are refused: minijinja looks for constants below each node, which takes the square of the depth.
+const MAX_DEPTH: usize = 2000;
+
 struct Copier {
     facts: Facts,
+    depth: usize,
+    too_deep: bool,
+    /// How many list, tuple and dict literals are around the expression at hand, and the most that there were.
+    literals: usize,
+    most_literals: usize,
+    /// Whether the template can make safe strings. Adding to those escapes, which minijinja does not do by itself.
+    markup: bool,
 }
 
 fn constant<'s>(value: impl Into<Value>, span: Span) -> Expr<'s> {
@@ -81,19 +101,53 @@ fn const_str<'t>(expr: &'t Expr<'_>) -> Option<&'t str> {
     }
 }
 
+fn is_const(expr: &Expr<'_>) -> bool {
+    matches!(expr, Expr::Const(_))
+}
+
+fn is_comparison(op: BinOpKind) -> bool {
+    matches!(op, BinOpKind::Eq | BinOpKind::Ne | BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte)
+}
+
+/// An operand that will not send a comparison too deep.
+fn guarded<'s>(expr: Expr<'s>) -> Expr<'s> {
+    let span = expr.span();
+    match &expr {
+        Expr::Const(_) => expr,
+        Expr::BinOp(_) | Expr::Filter(_) if is_string(&expr) => expr,
+        _ => filter(filters::SHALLOW, expr, Vec::new(), span),
+    }
+}
+
+/// A key of a dict: what Python cannot hash is none.
+fn key<'s>(expr: Expr<'s>) -> Expr<'s> {
+    let span = expr.span();
+    match &expr {
+        Expr::Const(_) => expr,
+        _ => filter(filters::KEY, expr, Vec::new(), span),
+    }
+}
+
 /// Whether an expression gives a string if it gives anything: what is added to it must be one too, and minijinja's own
 /// operator serves.
 fn is_string(expr: &Expr<'_>) -> bool {
-    match expr {
-        Expr::Const(c) => c.value.as_str().is_some(),
-        Expr::BinOp(b) => match b.op {
-            BinOpKind::Add => is_string(&b.left) || is_string(&b.right),
-            BinOpKind::Concat => true,
-            _ => false,
-        },
-        Expr::Filter(f) => filters::returns_string(f.name),
-        _ => false,
+    // Sums lean to the left. Not more than a few of their members are looked at, for each sum of a long one asks.
+    let mut expr = expr;
+    for _ in 0..32 {
+        match expr {
+            Expr::Const(c) => return c.value.as_str().is_some(),
+            Expr::Filter(f) => return filters::returns_string(f.name),
+            Expr::BinOp(b) => match (b.op, &b.right) {
+                (BinOpKind::Concat, _) => return true,
+                (BinOpKind::Add, Expr::Const(c)) if c.value.as_str().is_some() => return true,
+                (BinOpKind::Add, Expr::Filter(f)) if filters::returns_string(f.name) => return true,
+                (BinOpKind::Add, _) => expr = &b.left,
+                _ => return false,
+            },
+            _ => return false,
+        }
     }
+    false
 }
 
 /// What of an exception's message is the template's own words: a constant, or the constant start of a sum.
@@ -135,6 +189,18 @@ impl Copier {
     }
 
     fn stmt<'s>(&mut self, stmt: &Stmt<'s>) -> Stmt<'s> {
+        self.depth += 1;
+        let out = if self.depth > MAX_DEPTH {
+            self.too_deep = true;
+            Stmt::Break(Spanned::new(ast::Break, Span::default()))
+        } else {
+            self.copy_stmt(stmt)
+        };
+        self.depth -= 1;
+        out
+    }
+
+    fn copy_stmt<'s>(&mut self, stmt: &Stmt<'s>) -> Stmt<'s> {
         match stmt {
             Stmt::Template(s) => {
                 Stmt::Template(Spanned::new(ast::Template { children: self.body(&s.children) }, s.span()))
@@ -163,10 +229,7 @@ impl Copier {
                 s.span(),
             )),
             Stmt::WithBlock(s) => Stmt::WithBlock(Spanned::new(
-                ast::WithBlock {
-                    assignments: s.assignments.iter().map(|(t, e)| (self.target(t), self.expr(e))).collect(),
-                    body: self.body(&s.body),
-                },
+                ast::WithBlock { assignments: self.assignments(&s.assignments, s.span()), body: self.body(&s.body) },
                 s.span(),
             )),
             Stmt::Set(s) => Stmt::Set(Spanned::new(
@@ -228,15 +291,48 @@ impl Copier {
         }
     }
 
+    /// The assignments of a with block. Jinja evaluates all of them before it assigns the first.
+    fn assignments<'s>(&mut self, pairs: &[(Expr<'s>, Expr<'s>)], span: Span) -> Vec<(Expr<'s>, Expr<'s>)> {
+        if pairs.len() < 2 {
+            return pairs.iter().map(|(t, e)| (self.target(t), self.expr(e))).collect();
+        }
+        let targets = pairs.iter().map(|(t, _)| self.target(t)).collect();
+        let values = pairs.iter().map(|(_, e)| self.expr(e)).collect();
+        vec![(
+            Expr::List(Spanned::new(ast::List { items: targets }, span)),
+            Expr::List(Spanned::new(ast::List { items: values }, span)),
+        )]
+    }
+
+    /// A macro. minijinja gives its arguments their defaults from the last to the first, Jinja from the first on: a default
+    /// that is no constant moves into the body, where it sees the arguments before it.
     fn macro_decl<'s>(&mut self, s: &Spanned<ast::Macro<'s>>) -> Spanned<ast::Macro<'s>> {
+        let span = s.span();
+        let mut body = self.counted(&s.body, span);
+        let first = s.args.len().saturating_sub(s.defaults.len());
+        let mut moved = Vec::new();
+        let mut defaults = Vec::with_capacity(s.defaults.len());
+        for (arg, default) in s.args[first..].iter().zip(&s.defaults) {
+            let default = self.expr(default);
+            if default.as_const().is_some() {
+                defaults.push(default);
+                continue;
+            }
+            defaults.push(constant(Value::UNDEFINED, span));
+            let missing = Expr::Test(Spanned::new(
+                ast::Test { name: "undefined", expr: self.target(arg), args: Vec::new() },
+                span,
+            ));
+            let set = Stmt::Set(Spanned::new(ast::Set { target: self.target(arg), expr: default }, span));
+            moved.push(Stmt::IfCond(Spanned::new(
+                ast::IfCond { expr: missing, true_body: vec![set], false_body: Vec::new() },
+                span,
+            )));
+        }
+        moved.append(&mut body);
         Spanned::new(
-            ast::Macro {
-                name: s.name,
-                args: s.args.iter().map(|e| self.target(e)).collect(),
-                defaults: s.defaults.iter().map(|e| self.expr(e)).collect(),
-                body: self.counted(&s.body, s.span()),
-            },
-            s.span(),
+            ast::Macro { name: s.name, args: s.args.iter().map(|e| self.target(e)).collect(), defaults, body: moved },
+            span,
         )
     }
 
@@ -288,6 +384,16 @@ impl Copier {
         let callee = match &call.expr {
             // A method call keeps its form: minijinja knows it.
             Expr::GetAttr(e) => {
+                if e.name == "changed" {
+                    // loop.changed compares its arguments with those of the turn before.
+                    args = args
+                        .into_iter()
+                        .map(|arg| match arg {
+                            CallArg::Pos(e) => CallArg::Pos(guarded(e)),
+                            other => other,
+                        })
+                        .collect();
+                }
                 Expr::GetAttr(Spanned::new(ast::GetAttr { expr: self.expr(&e.expr), name: e.name }, e.span()))
             }
             Expr::Var(e) => {
@@ -311,6 +417,18 @@ impl Copier {
     }
 
     fn expr<'s>(&mut self, expr: &Expr<'s>) -> Expr<'s> {
+        self.depth += 1;
+        let out = if self.depth > MAX_DEPTH {
+            self.too_deep = true;
+            constant((), expr.span())
+        } else {
+            self.copy_expr(expr)
+        };
+        self.depth -= 1;
+        out
+    }
+
+    fn copy_expr<'s>(&mut self, expr: &Expr<'s>) -> Expr<'s> {
         let span = expr.span();
         match expr {
             Expr::Var(e) => {
@@ -337,13 +455,19 @@ impl Copier {
             }
             Expr::BinOp(e) => {
                 let name = match e.op {
-                    BinOpKind::Add if !(is_string(&e.left) || is_string(&e.right)) => Some(filters::ADD),
+                    BinOpKind::Add if self.markup || !(is_string(&e.left) || is_string(&e.right)) => Some(filters::ADD),
                     BinOpKind::Mul => Some(filters::MUL),
                     BinOpKind::Rem => Some(filters::REM),
                     BinOpKind::Concat => Some(filters::CONCAT),
                     _ => None,
                 };
-                let (left, right) = (self.expr(&e.left), self.expr(&e.right));
+                let (left, mut right) = (self.expr(&e.left), self.expr(&e.right));
+                if is_comparison(e.op) && !is_const(&left) {
+                    right = guarded(right);
+                }
+                if matches!(e.op, BinOpKind::In) {
+                    return filter(filters::IN, left, vec![right], span);
+                }
                 match name {
                     Some(name) => filter(name, left, vec![right], span),
                     None => Expr::BinOp(Spanned::new(ast::BinOp { op: e.op, left, right }, span)),
@@ -351,8 +475,8 @@ impl Copier {
             }
             Expr::Compare(e) => Expr::Compare(Spanned::new(
                 ast::Compare {
-                    expr: self.expr(&e.expr),
-                    ops: e.ops.iter().map(|op| ast::CompareOp { op: op.op, expr: self.expr(&op.expr) }).collect(),
+                    expr: guarded(self.expr(&e.expr)),
+                    ops: e.ops.iter().map(|op| ast::CompareOp { op: op.op, expr: guarded(self.expr(&op.expr)) }).collect(),
                 },
                 span,
             )),
@@ -391,12 +515,39 @@ impl Copier {
                 Expr::GetItem(Spanned::new(ast::GetItem { expr: on, subscript_expr: key }, span))
             }
             Expr::Call(e) => Expr::Call(self.call(e)),
-            Expr::List(e) => Expr::List(Spanned::new(ast::List { items: self.exprs(&e.items) }, span)),
+            Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) if expr.as_const().is_none() => self.literal(expr),
+            other => self.copy_literal(other),
+        }
+    }
+}
+
+impl Copier {
+    /// A literal that is no constant: the outermost of nested ones pays for how much deeper it makes its values.
+    fn literal<'s>(&mut self, expr: &Expr<'s>) -> Expr<'s> {
+        self.literals += 1;
+        self.most_literals = self.most_literals.max(self.literals);
+        let copy = self.copy_literal(expr);
+        self.literals -= 1;
+        if self.literals > 0 {
+            return copy;
+        }
+        let depth = std::mem::take(&mut self.most_literals);
+        filter(filters::NEST, copy, vec![constant(depth as i64, expr.span())], expr.span())
+    }
+
+    fn copy_literal<'s>(&mut self, expr: &Expr<'s>) -> Expr<'s> {
+        let span = expr.span();
+        match expr {
             Expr::Tuple(e) => Expr::Tuple(Spanned::new(ast::Tuple { items: self.exprs(&e.items) }, span)),
             Expr::Map(e) => Expr::Map(Spanned::new(
-                ast::Map { keys: self.exprs(&e.keys), values: self.exprs(&e.values) },
+                ast::Map {
+                    keys: self.exprs(&e.keys).into_iter().map(key).collect(),
+                    values: self.exprs(&e.values),
+                },
                 span,
             )),
+            Expr::List(e) => Expr::List(Spanned::new(ast::List { items: self.exprs(&e.items) }, span)),
+            _ => unreachable!("a literal"),
         }
     }
 }

@@ -40,8 +40,8 @@ pub struct Place {
 #[no_mangle]
 pub unsafe extern "C" fn prefixgate_template_new(config: *const u8, len: usize, error: *mut *mut c_char) -> *mut Templates {
     let config = bytes(config, len);
-    // Parsing recurses as deeply as the template's source nests.
-    let made = stack::run(1 << 20, || {
+    // Compiling recurses as deeply as the template's source nests, which its length bounds.
+    let made = stack::run(super::compile::MAX_SOURCE as u64 * 16, || {
         let config: Config = serde_json::from_slice(config).map_err(|err| format!("configuration of the renderer: {err}"))?;
         Templates::new(&config)
     });

@@ -27,6 +27,10 @@ pub const ATTR: &str = ".";
 pub const ITEM: &str = "[]";
 pub const SLICE: &str = "[:]";
 pub const ITERATE: &str = "for";
+pub const SHALLOW: &str = "==";
+pub const IN: &str = "in";
+pub const KEY: &str = "{}";
+pub const NEST: &str = "[";
 
 /// All remaining arguments, those by name among them as the last one.
 struct Rest(Vec<Value>);
@@ -85,11 +89,38 @@ fn operators(env: &mut Environment<'static>) {
     env.add_filter(CONCAT, |a: &Value, b: &Value| python::concat(a, b));
     env.add_filter(ATTR, |value: &Value, name: &Value| methods::attr(value, name.as_str().unwrap_or_default()));
     env.add_filter(ITEM, |value: &Value, key: &Value| methods::item(value, key));
+    env.add_filter(IN, |value: &Value, container: &Value| contains(value, container));
+    env.add_filter(NEST, |state: &State, value: &Value, depth: u64| {
+        state.consume_fuel(depth.saturating_mul(python::NESTING_FUEL)).map(|()| value.clone())
+    });
+    env.add_filter(SHALLOW, |value: &Value| python::shallow(value).map(|()| value.clone()));
+    env.add_filter(KEY, |value: &Value| python::hashable(value).map(|()| value.clone()));
     env.add_filter(ITERATE, |value: &Value| iterable(value).map(|()| value.clone()));
     env.add_filter(SLICE, |state: &State, value: &Value, bounds: Rest| python::slice(state, value, &bounds));
 }
 
-fn escape(value: &Value) -> Result<Value, Error> {
+/// Marks a string as safe, like Markup in Python: what is added to it is escaped.
+fn markup(text: String) -> Value {
+    Value::from_safe_string(text)
+}
+
+/// The result of a method that keeps a string's safety.
+fn like(value: &Value, text: String) -> Value {
+    if value.is_safe() {
+        markup(text)
+    } else {
+        Value::from(text)
+    }
+}
+
+pub fn escape(value: &Value) -> Result<Value, Error> {
+    if value.is_safe() {
+        return Ok(value.clone());
+    }
+    force_escape(value)
+}
+
+fn force_escape(value: &Value) -> Result<Value, Error> {
     with_text(value, |s| {
         let mut out = String::with_capacity(s.len() + 16);
         for c in s.chars() {
@@ -102,7 +133,7 @@ fn escape(value: &Value) -> Result<Value, Error> {
                 c => out.push(c),
             }
         }
-        Value::from(out)
+        markup(out)
     })
 }
 
@@ -112,18 +143,17 @@ fn strings(env: &mut Environment<'static>) {
         Some(_) => Ok(value.clone()),
         None => text(value).map(Value::from),
     });
-    // Without auto-escaping, marking a string as safe changes nothing but its type.
-    env.add_filter("safe", |value: &Value| text(value).map(Value::from));
+    env.add_filter("safe", |value: &Value| text(value).map(markup));
     env.add_filter("e", |value: &Value| escape(value));
     env.add_filter("escape", |value: &Value| escape(value));
-    env.add_filter("forceescape", |value: &Value| escape(value));
-    env.add_filter("upper", |value: &Value| with_text(value, |s| Value::from(s.to_uppercase())));
-    env.add_filter("lower", |value: &Value| with_text(value, |s| Value::from(s.to_lowercase())));
-    env.add_filter("capitalize", |value: &Value| with_text(value, |s| Value::from(python::capitalize(s))));
+    env.add_filter("forceescape", |value: &Value| force_escape(value));
+    env.add_filter("upper", |value: &Value| with_text(value, |s| like(value, s.to_uppercase())));
+    env.add_filter("lower", |value: &Value| with_text(value, |s| like(value, s.to_lowercase())));
+    env.add_filter("capitalize", |value: &Value| with_text(value, |s| like(value, python::capitalize(s))));
     env.add_filter("title", |value: &Value| with_text(value, |s| Value::from(python::jinja_title(s))));
     env.add_filter("trim", |state: &State, value: &Value, args: Rest| {
-        let s = text(value)?;
-        methods::call(state, &Value::from(s), "strip", &args)
+        let stripped = methods::call(state, &Value::from(text(value)?), "strip", &args)?;
+        Ok(if value.is_safe() { markup(text(&stripped)?) } else { stripped })
     });
     env.add_filter("replace", |state: &State, value: &Value, args: Rest| {
         let mut args = Args::new(&args, &["old", "new", "count"])?;
@@ -219,6 +249,7 @@ fn strings(env: &mut Environment<'static>) {
 
 /// `join(value, d="", attribute=None)`.
 fn join(value: &Value, args: Rest) -> Result<Value, Error> {
+    iterable(value)?;
     let mut args = Args::new(&args, &["d", "attribute"])?;
     let separator = args.take(0).map(|v| text(&v)).transpose()?.unwrap_or_default();
     let attribute = args.take(1).filter(|v| !v.is_none());
@@ -280,6 +311,12 @@ fn fold(value: Value, case_sensitive: bool) -> Value {
 }
 
 fn sort_key(value: &Value, attribute: Option<&Value>, case_sensitive: bool) -> Result<Value, Error> {
+    let key = raw_sort_key(value, attribute, case_sensitive)?;
+    python::shallow(&key)?;
+    Ok(key)
+}
+
+fn raw_sort_key(value: &Value, attribute: Option<&Value>, case_sensitive: bool) -> Result<Value, Error> {
     match attribute {
         None => Ok(fold(value.clone(), case_sensitive)),
         Some(path) => match path.as_str() {
@@ -355,6 +392,7 @@ fn lists(env: &mut Environment<'static>) {
         let mut keyed = Vec::new();
         for (k, v) in object.try_iter_pairs().into_iter().flatten() {
             let key = fold(if by_value { v.clone() } else { k.clone() }, case);
+            python::shallow(&key)?;
             keyed.push((key, Value::from(Tuple::from([k, v]))));
         }
         sorted(state, keyed, reverse).map(Value::from)
@@ -368,6 +406,38 @@ fn lists(env: &mut Environment<'static>) {
             keyed.push((sort_key(&item, attribute.as_ref(), case)?, item));
         }
         sorted(state, keyed, reverse).map(Value::from)
+    });
+    env.add_filter("min", |state: &State, value: &Value, args: Rest| extreme(state, value, &args, std::cmp::Ordering::Less));
+    env.add_filter("max", |state: &State, value: &Value, args: Rest| extreme(state, value, &args, std::cmp::Ordering::Greater));
+    env.add_filter("sum", |state: &State, value: &Value, args: Rest| {
+        let mut args = Args::new(&args, &["attribute", "start"])?;
+        let (attribute, start) = (args.take(0).filter(|v| !v.is_none()), args.take(1));
+        let mut sum = start.unwrap_or_else(|| Value::from(0));
+        for item in python::list_of(state, value)? {
+            let item = match &attribute {
+                Some(path) => lookup(&item, path)?,
+                None => item,
+            };
+            sum = python::add(state, &sum, &item)?;
+        }
+        Ok::<_, Error>(sum)
+    });
+    env.add_filter("batch", |state: &State, value: &Value, args: Rest| {
+        let mut args = Args::new(&args, &["linecount", "fill_with"])?;
+        let (size, fill) = (args.int(0, 0)?, args.take(1).filter(|v| !v.is_none()));
+        let size = usize::try_from(size).ok().filter(|n| *n > 0).ok_or_else(|| type_error("batch wants a size"))?;
+        let items = python::list_of(state, value)?;
+        let mut out = Vec::new();
+        for chunk in items.chunks(size) {
+            let mut chunk = chunk.to_vec();
+            if let Some(fill) = &fill {
+                budget::check(size.saturating_mul(std::mem::size_of::<Value>()))?;
+                state.consume_fuel((size - chunk.len()) as u64)?;
+                chunk.resize(size, fill.clone());
+            }
+            out.push(Value::from(chunk));
+        }
+        Ok(Value::from(out))
     });
     env.add_filter("unique", |state: &State, value: &Value, args: Rest| {
         let mut args = Args::new(&args, &["case_sensitive", "attribute"])?;
@@ -390,6 +460,7 @@ fn lists(env: &mut Environment<'static>) {
             if key.is_undefined() {
                 key = default.clone().unwrap_or(key);
             }
+            python::shallow(&key)?;
             keyed.push((fold(key.clone(), case), Value::from(vec![key, item])));
         }
         let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
@@ -435,9 +506,23 @@ fn lists(env: &mut Environment<'static>) {
     env.add_filter("d", |value: &Value, args: Rest| default(value, &args));
 }
 
+/// `min` and `max`.
+fn extreme(state: &State, value: &Value, args: &[Value], wanted: std::cmp::Ordering) -> Result<Value, Error> {
+    let mut args = Args::new(args, &["case_sensitive", "attribute"])?;
+    let (case, attribute) = (args.flag(0, false), args.take(1).filter(|v| !v.is_none()));
+    let mut best: Option<(Value, Value)> = None;
+    for item in python::list_of(state, value)? {
+        let key = sort_key(&item, attribute.as_ref(), case)?;
+        if best.as_ref().is_none_or(|(old, _)| key.cmp(old) == wanted) {
+            best = Some((key, item));
+        }
+    }
+    Ok(best.map_or(Value::UNDEFINED, |x| x.1))
+}
+
 /// One group of `groupby`: a pair that also has names.
 #[derive(Debug)]
-struct Group {
+pub struct Group {
     grouper: Value,
     list: Value,
 }
@@ -624,7 +709,8 @@ fn tests(env: &mut Environment<'static>) {
     env.add_test("iterable", |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Map | ValueKind::Seq | ValueKind::Iterable | ValueKind::Undefined)
     });
-    env.add_test("mapping", |value: &Value| value.kind() == ValueKind::Map);
+    // A namespace is no mapping to Python.
+    env.add_test("mapping", methods::is_plain_dict);
     env.add_test("string", |value: &Value| value.kind() == ValueKind::String);
     env.add_test("boolean", |value: &Value| value.kind() == ValueKind::Bool);
     env.add_test("number", |value: &Value| is_number(value) || value.kind() == ValueKind::Bool);
@@ -633,9 +719,54 @@ fn tests(env: &mut Environment<'static>) {
     env.add_test("callable", |value: &Value| callable(value));
     env.add_test("lower", |value: &Value| with_text(value, |s| s.chars().any(char::is_lowercase) && !s.chars().any(char::is_uppercase)));
     env.add_test("upper", |value: &Value| with_text(value, |s| s.chars().any(char::is_uppercase) && !s.chars().any(char::is_lowercase)));
+    for name in ["eq", "equalto", "=="] {
+        env.add_test(name, |a: &Value, b: &Value| python::shallow(b).map(|()| a == b));
+    }
+    for name in ["ne", "!="] {
+        env.add_test(name, |a: &Value, b: &Value| python::shallow(b).map(|()| a != b));
+    }
+    for name in ["lt", "lessthan", "<"] {
+        env.add_test(name, |a: &Value, b: &Value| python::shallow(b).map(|()| a < b));
+    }
+    for name in ["le", "<="] {
+        env.add_test(name, |a: &Value, b: &Value| python::shallow(b).map(|()| a <= b));
+    }
+    for name in ["gt", "greaterthan", ">"] {
+        env.add_test(name, |a: &Value, b: &Value| python::shallow(b).map(|()| a > b));
+    }
+    for name in ["ge", ">="] {
+        env.add_test(name, |a: &Value, b: &Value| python::shallow(b).map(|()| a >= b));
+    }
+    env.add_test("in", |value: &Value, container: &Value| contains(value, container));
     env.add_test("escaped", |_: &Value| false);
     env.add_test("true", |value: &Value| value.kind() == ValueKind::Bool && value.is_true());
     env.add_test("false", |value: &Value| value.kind() == ValueKind::Bool && !value.is_true());
+}
+
+/// `value in container`.
+fn contains(value: &Value, container: &Value) -> Result<bool, Error> {
+    python::shallow(value)?;
+    match container.kind() {
+        ValueKind::Undefined => Ok(false),
+        ValueKind::String => match value.as_str() {
+            Some(part) => Ok(container.as_str().unwrap_or_default().contains(part)),
+            None => Err(type_error("'in <string>' requires string as left operand")),
+        },
+        ValueKind::Map => {
+            python::hashable(value)?;
+            Ok(container.as_object().is_some_and(|o| o.get_value(value).is_some()))
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            for item in container.try_iter()?.checked() {
+                if item? == *value {
+                    return Ok(true);
+                }
+                budget::tick()?;
+            }
+            Ok(false)
+        }
+        _ => Err(type_error("argument is not iterable")),
+    }
 }
 
 fn is_number(value: &Value) -> bool {
@@ -648,7 +779,16 @@ fn functions(env: &mut Environment<'static>) {
         Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Fault::Raised(shown.unwrap_or_default().to_string())))
     });
     env.add_function("strftime_now", |state: &State, format: &str| clock::strftime_now(state, format));
+    // A namespace nests values too.
+    let namespace = env.globals().find(|(name, _)| *name == "namespace").map(|x| x.1);
+    if let Some(namespace) = namespace {
+        env.add_function("namespace", move |state: &mut State, args: Rest| {
+            state.consume_fuel(python::NESTING_FUEL)?;
+            namespace.call(state, &args)
+        });
+    }
     env.add_function("dict", |state: &State, args: Rest| -> Result<Value, Error> {
+        state.consume_fuel(python::NESTING_FUEL)?;
         let (pos, kwargs) = match args.split_last() {
             Some((last, pos)) if last.is_kwargs() => (pos, Some(Kwargs::try_from(last.clone())?)),
             _ => (&args[..], None),
@@ -671,12 +811,16 @@ fn functions(env: &mut Environment<'static>) {
                 pairs.push((Value::from(name), kwargs.get::<Value>(name)?));
             }
         }
+        for (key, _) in &pairs {
+            python::hashable(key)?;
+        }
         Ok(Value::from_pairs(pairs))
     });
     env.add_function("joiner", |separator: Option<&str>| {
         Value::from_object(Joiner { separator: separator.unwrap_or(", ").into(), used: AtomicUsize::new(0) })
     });
-    env.add_function("cycler", |items: Rest| -> Result<Value, Error> {
+    env.add_function("cycler", |state: &State, items: Rest| -> Result<Value, Error> {
+        state.consume_fuel(python::NESTING_FUEL)?;
         if items.is_empty() {
             return Err(type_error("cycler wants at least one item"));
         }
@@ -727,11 +871,11 @@ impl Object for Cycler {
     }
 }
 
-/// Whether a filter gives a string whatever it is applied to. `+` on it needs no look at types.
+/// Whether a filter gives a string, and never a safe one, whatever it is applied to.
 pub fn returns_string(filter: &str) -> bool {
     matches!(
         filter,
-        "tojson" | "string" | "safe" | "e" | "escape" | "forceescape" | "upper" | "lower" | "capitalize" | "title" | "trim"
-            | "replace" | "format" | "join" | "indent" | "center" | "truncate" | "striptags" | CONCAT
+        "tojson" | "title"
+            | "replace" | "join" | "center" | "striptags" | CONCAT
     )
 }

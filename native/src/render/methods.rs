@@ -90,7 +90,7 @@ fn bound(value: &Value, name: &str) -> Option<Value> {
 }
 
 /// A dict of Python's, not a namespace or another of minijinja's objects.
-fn is_plain_dict(value: &Value) -> bool {
+pub fn is_plain_dict(value: &Value) -> bool {
     python::downcast::<super::json::Dict>(value).is_some()
         || python::downcast::<indexmap::IndexMap<Value, Value>>(value).is_some()
 }
@@ -108,7 +108,14 @@ pub fn item(value: &Value, key: &Value) -> Result<Value, Error> {
     if value.kind() == ValueKind::Bool || value.is_none() {
         return Ok(Value::UNDEFINED);
     }
+    if python::hashable(key).is_err() {
+        return Ok(Value::UNDEFINED);
+    }
     let found = match (value.kind(), key.kind()) {
+        // A float is no index.
+        (ValueKind::Seq | ValueKind::Iterable | ValueKind::String, ValueKind::Number) if !key.is_integer() => {
+            Value::UNDEFINED
+        }
         (ValueKind::Seq | ValueKind::Iterable | ValueKind::String, ValueKind::Bool) => {
             value.get_item(&Value::from(i64::from(key.is_true())))?
         }
@@ -145,6 +152,7 @@ fn dict(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Valu
         "get" => {
             let mut args = Args::new(args, &["key", "default"])?;
             let key = args.need(0)?;
+            python::hashable(&key)?;
             Ok(match object.get_value(&key) {
                 Some(v) => v,
                 None => args.take(1).unwrap_or_else(|| Value::from(())),
@@ -154,7 +162,7 @@ fn dict(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Valu
             Args::new(args, &[])?;
             let pairs = object.try_iter_pairs().into_iter().flatten();
             let size = object.enumerator_len().unwrap_or(0) as u64;
-            state.consume_fuel(size / 2)?;
+            state.consume_fuel(python::NESTING_FUEL + size / 2)?;
             Ok(match name {
                 "items" => Value::from(pairs.map(|(k, v)| Value::from(Tuple::from([k, v]))).collect::<Vec<_>>()),
                 "keys" => Value::from(pairs.map(|(k, _)| k).collect::<Vec<_>>()),
@@ -172,12 +180,14 @@ fn list(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Valu
         "count" => {
             let mut args = Args::new(args, &["value"])?;
             let what = args.need(0)?;
+            python::shallow(&what)?;
             let items = python::list_of(state, value)?;
             Ok(Value::from(items.iter().filter(|item| **item == what).count()))
         }
         "index" => {
             let mut args = Args::new(args, &["value"])?;
             let what = args.need(0)?;
+            python::shallow(&what)?;
             let items = python::list_of(state, value)?;
             items.iter().position(|item| *item == what).map(Value::from).ok_or_else(|| type_error("value is not in list"))
         }

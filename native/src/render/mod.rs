@@ -132,6 +132,9 @@ pub struct Config {
     /// "string" or "openai"; else what the template itself tells.
     #[serde(default)]
     pub content_format: String,
+    /// Arguments for templates that requests may override, as JSON text.
+    #[serde(default)]
+    pub default_kwargs: String,
     #[serde(default)]
     pub image_placeholder: String,
     #[serde(default)]
@@ -147,6 +150,7 @@ pub struct Config {
 pub struct Templates {
     programs: BTreeMap<String, Named>,
     special_tokens: Vec<(String, Value)>,
+    default_kwargs: Vec<(String, Value)>,
     placeholders: Placeholders,
     max_output_bytes: usize,
     max_fuel: u64,
@@ -175,9 +179,10 @@ pub struct Placed {
 
 /// Depth at which a template's recursion ends. Python ends it at about 300 nested macros.
 const RECURSION: usize = 500;
-/// What a render may do before it looks at its input.
+/// What a render may do whatever its input.
 const BASE_FUEL: u64 = 2_000_000;
-/// And for each byte of input.
+/// And for each byte of input. Templates take up to 1 a byte for conversations of many tiny messages, and more where they
+/// look through all messages for each one.
 const FUEL_PER_BYTE: u64 = 16;
 
 impl Templates {
@@ -197,6 +202,8 @@ impl Templates {
             out.write_str(&text).map_err(Error::from)
         });
         filters::register(&mut env);
+        // minijinja's own, which Jinja has not.
+        env.remove_global("debug");
         let mut programs = BTreeMap::new();
         for (name, source) in &config.templates {
             let program = compile::compile(source).map_err(|err| {
@@ -215,15 +222,10 @@ impl Templates {
         if programs.is_empty() {
             return Err("no chat template".to_string());
         }
-        let mut special_tokens = Vec::new();
-        if !config.special_tokens.is_empty() {
-            let tokens = json::parse(config.special_tokens.as_bytes()).map_err(|err| format!("special tokens: {}", err.text()))?;
-            let tokens = tokens.downcast_object_ref::<Dict>().ok_or("special tokens: not an object")?;
-            special_tokens = tokens.iter().map(|(k, v)| (k.to_string(), v.clone())).collect();
-        }
         Ok(Templates {
             programs,
-            special_tokens,
+            special_tokens: variables("special tokens", &config.special_tokens)?,
+            default_kwargs: variables("default arguments", &config.default_kwargs)?,
             placeholders: Placeholders {
                 image: config.image_placeholder.clone(),
                 audio: config.audio_placeholder.clone(),
@@ -281,6 +283,11 @@ impl Templates {
             base.set(key, value.clone());
         }
         base.set("documents", Value::from(()));
+        for (key, value) in &self.default_kwargs {
+            if facts.variables.contains(key) {
+                base.set(key, value.clone());
+            }
+        }
         prepare::arguments_of(request, |name| facts.variables.contains(name), &mut base)?;
         base.set("tools", tools);
         base.set("add_generation_prompt", Value::from(add));
@@ -349,6 +356,15 @@ impl Templates {
         }
         Ok(text)
     }
+}
+
+fn variables(what: &str, text: &str) -> Result<Vec<(String, Value)>, String> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    let object = json::parse(text.as_bytes()).map_err(|err| format!("{what}: {}", err.text()))?;
+    let object = object.downcast_object_ref::<Dict>().ok_or_else(|| format!("{what}: not an object"))?;
+    Ok(object.iter().map(|(k, v)| (k.to_string(), v.clone())).collect())
 }
 
 /// Runs a program with an environment that lives as long as the call.

@@ -117,15 +117,19 @@ pub fn tools(text: &[u8]) -> Result<Value, Failure> {
         for key in ["name", "description", "parameters"] {
             f.push(key, function.get(key).cloned().unwrap_or_else(|| Value::from(())));
         }
-        // What the schema does not know comes behind, as it came.
-        for (key, value) in function.iter().filter(|(k, _)| !matches!(*k, "name" | "description" | "parameters")) {
-            f.push(key, value.clone());
+        // These two appear only where they are given; what vLLM's schema does not know is dropped.
+        let defer = tool.some("defer_loading");
+        if let Some(strict) = function.some("strict") {
+            f.push("strict", strict.clone());
+        }
+        if let Some(defer) = function.some("defer_loading").or(defer) {
+            f.push("defer_loading", defer.clone());
         }
         let mut t = Dict::new();
         t.push("type", tool.get("type").cloned().unwrap_or_else(|| Value::from("function")));
         t.push("function", Value::from_object(f));
-        for (key, value) in tool.iter().filter(|(k, _)| !matches!(*k, "type" | "function")) {
-            t.push(key, value.clone());
+        if let Some(defer) = defer {
+            t.push("defer_loading", defer.clone());
         }
         out.push(Value::from_object(t));
     }
@@ -157,7 +161,7 @@ pub fn conversation(messages: &[Value], rules: &Rules<'_>) -> Result<(Vec<Value>
         out.push(convert(i, message, rules, &mut media)?);
     }
     if !rules.knows_developer && out.iter().any(|m| role(m) == "developer") {
-        out = fold_developer(out, rules.format);
+        out = fold_developer(out);
     }
     Ok((out.into_iter().map(Value::from_object).collect(), media))
 }
@@ -166,45 +170,59 @@ fn role(message: &Dict) -> &str {
     message.get("role").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// For a template that does not know developers they are the system, and all that the system says comes first.
-fn fold_developer(messages: Vec<Dict>, format: ContentFormat) -> Vec<Dict> {
-    let mut rest = Vec::with_capacity(messages.len());
-    let mut system: Option<Dict> = None;
-    for mut message in messages {
-        if !matches!(role(&message), "system" | "developer") {
-            rest.push(message);
-            continue;
-        }
-        message.remove("tools");
-        message.set("role", Value::from("system"));
-        match &mut system {
-            None => system = Some(message),
-            Some(first) => {
-                let joined = join_contents(first.get("content"), message.get("content"), format);
-                first.set("content", joined);
-            }
+/// For a template that does not know developers they are the system, and all that the system says becomes one message in
+/// front, unless it is one there already.
+fn fold_developer(mut messages: Vec<Dict>) -> Vec<Dict> {
+    for message in &mut messages {
+        if role(message) == "developer" {
+            message.set("role", Value::from("system"));
+            message.remove("tools");
         }
     }
-    if let Some(system) = system {
-        rest.insert(0, system);
+    let is_system = |message: &Dict| role(message) == "system";
+    if messages.iter().skip(1).all(|m| !is_system(m)) {
+        return messages;
     }
-    rest
+    let texts: Vec<String> = messages.iter().filter(|m| is_system(m)).map(content_text).filter(|t| !t.is_empty()).collect();
+    let mut merged = Dict::new();
+    merged.push("role", Value::from("system"));
+    merged.push("content", Value::from(texts.join("\n\n")));
+    let rest = messages.into_iter().filter(|m| !is_system(m));
+    std::iter::once(merged).chain(rest).collect()
 }
 
-fn join_contents(a: Option<&Value>, b: Option<&Value>, format: ContentFormat) -> Value {
-    if format == ContentFormat::Parts {
-        let parts = [a, b].into_iter().flatten().filter_map(|v| v.try_iter().ok()).flatten();
-        return Value::from(parts.collect::<Vec<_>>());
+/// A message's content as one text: its parts' texts on lines.
+fn content_text(message: &Dict) -> String {
+    let Some(content) = message.get("content") else { return String::new() };
+    if let Some(text) = content.as_str() {
+        return text.to_string();
     }
-    let texts: Vec<&str> = [a, b].into_iter().flatten().filter_map(|v| v.as_str()).filter(|s| !s.is_empty()).collect();
-    Value::from(texts.join("\n\n"))
+    let mut texts = Vec::new();
+    for part in content.try_iter().into_iter().flatten() {
+        if let Some(text) = dict(&part).and_then(|p| p.get("text")).unwrap_or(&part).as_str() {
+            texts.push(text.to_string());
+        }
+    }
+    texts.join("\n")
+}
+
+/// A line that a client of another API puts in front of its system text, another one at each request. vLLM drops it, as
+/// no prefix could be shared behind it.
+const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// A system text without that line; none if nothing is left.
+fn without_billing_header(text: &str) -> Option<&str> {
+    if !text.starts_with(BILLING_HEADER) {
+        return Some(text);
+    }
+    text.split_once('\n').map(|x| x.1).filter(|rest| !rest.is_empty())
 }
 
 fn convert(index: usize, message: &Dict, rules: &Rules<'_>, media: &mut Vec<Medium>) -> Result<Dict, Failure> {
     let role = message.get("role").and_then(Value::as_str).ok_or_else(|| Failure::invalid("a message has no role"))?;
     let mut out = Dict::new();
     out.push("role", Value::from(role));
-    out.push("content", content(index, message.some("content"), rules, media)?);
+    out.push("content", content(index, role == "system", message.some("content"), rules, media)?);
     match role {
         "assistant" => {
             if let Some(calls) = message.some("tool_calls") {
@@ -214,7 +232,8 @@ fn convert(index: usize, message: &Dict, rules: &Rules<'_>, media: &mut Vec<Medi
                     out.push("tool_calls", Value::from(calls));
                 }
             }
-            if let Some(reasoning) = message.some("reasoning").or_else(|| message.some("reasoning_content")) {
+            let reasoning = message.some("reasoning").or_else(|| message.some("reasoning_content"));
+            if let Some(reasoning) = reasoning.filter(|r| r.as_str().is_some()) {
                 out.push("reasoning", reasoning.clone());
                 out.push("reasoning_content", reasoning.clone());
             }
@@ -233,9 +252,33 @@ fn convert(index: usize, message: &Dict, rules: &Rules<'_>, media: &mut Vec<Medi
         }
     }
     if role == "developer" {
-        out.push("tools", message.get("tools").cloned().unwrap_or_else(|| Value::from(())));
+        out.push("tools", message.some("tools").map_or_else(|| Value::from(()), developer_tools));
     }
     Ok(out)
+}
+
+/// The tools of a developer's message: its keys in the order of vLLM's schema, those that are there.
+fn developer_tools(tools: &Value) -> Value {
+    let pick = |from: &Dict, keys: &[&str]| {
+        let mut out = Dict::new();
+        for key in keys {
+            if let Some(value) = from.get(key) {
+                out.push(key, value.clone());
+            }
+        }
+        out
+    };
+    let mut out = Vec::new();
+    for tool in tools.try_iter().into_iter().flatten() {
+        let Some(tool) = dict(&tool) else { continue };
+        let mut picked = pick(tool, &["function", "type"]);
+        if let Some(function) = tool.get("function").and_then(dict) {
+            let function = pick(function, &["name", "description", "parameters", "strict"]);
+            picked.set("function", Value::from_object(function));
+        }
+        out.push(Value::from_object(picked));
+    }
+    Value::from(out)
 }
 
 /// What a tool said is one text, for templates that take parts too, unless it holds more than text.
@@ -304,21 +347,24 @@ fn text_part(text: &str) -> Value {
     Value::from_object(part)
 }
 
-fn content(index: usize, content: Option<&Value>, rules: &Rules<'_>, media: &mut Vec<Medium>) -> Result<Value, Failure> {
+fn content(index: usize, system: bool, content: Option<&Value>, rules: &Rules<'_>, media: &mut Vec<Medium>) -> Result<Value, Failure> {
     let parts_wanted = rules.format == ContentFormat::Parts;
     let Some(content) = content else {
         return Ok(if parts_wanted { Value::from(Vec::<Value>::new()) } else { Value::from("") });
     };
     if let Some(text) = content.as_str() {
-        return Ok(if parts_wanted {
-            let mut part = Dict::new();
-            part.push("type", Value::from("text"));
-            part.push("text", content.clone());
-            Value::from(vec![Value::from_object(part)])
-        } else {
-            let _ = text;
-            content.clone()
-        });
+        let text = match without_billing_header(text) {
+            Some(rest) if system && rest.len() < text.len() => Value::from(rest),
+            None if system => return Ok(if parts_wanted { Value::from(Vec::<Value>::new()) } else { Value::from("") }),
+            _ => content.clone(),
+        };
+        if !parts_wanted {
+            return Ok(text);
+        }
+        let mut part = Dict::new();
+        part.push("type", Value::from("text"));
+        part.push("text", text);
+        return Ok(Value::from(vec![Value::from_object(part)]));
     }
     if content.kind() != ValueKind::Seq {
         return Err(Failure::invalid("a message's content is neither text nor a list"));
@@ -327,7 +373,17 @@ fn content(index: usize, content: Option<&Value>, rules: &Rules<'_>, media: &mut
     let mut texts: Vec<Arc<str>> = Vec::new();
     let mut here = Vec::new();
     for (i, part) in content.try_iter().into_iter().flatten().enumerate() {
-        match read_part(&part)? {
+        let mut read = read_part(&part)?;
+        if let (true, Part::Text(text)) = (system, &read) {
+            // Only texts that the request itself calls so.
+            let plain = dict(&part).is_none_or(|p| p.get("type").and_then(Value::as_str) == Some("text"));
+            read = match without_billing_header(text) {
+                Some(rest) if plain && rest.len() < text.len() => Part::Text(rest.into()),
+                None if plain => Part::Skip,
+                _ => read,
+            };
+        }
+        match read {
             Part::Skip => {}
             Part::Text(text) if parts_wanted => parts.push(text_part(&text)),
             Part::Text(text) => {

@@ -7,7 +7,11 @@ use minijinja::{
     Error, ErrorKind, State, Value,
 };
 
-use super::{budget, json::BigInt, methods::Bound};
+use super::{
+    budget, filters,
+    json::BigInt,
+    methods::Bound,
+};
 
 /// Containers nested deeper than this do not print.
 const MAX_DEPTH: usize = 512;
@@ -89,6 +93,47 @@ impl<'a> Args<'a> {
 /// Whether an object is what Python would call a dict (or a mapping such as a namespace).
 pub fn is_dict(object: &DynObject) -> bool {
     object.repr() == ObjectRepr::Map && object.downcast_ref::<Bound>().is_none()
+}
+
+/// Containers nested deeper than this are not compared or hashed: both take native stack for each level.
+const MAX_COMPARED: usize = 64;
+
+/// Refuses a value that is nested too deeply to be compared with another one. Where one of two is not, neither is the
+/// comparison.
+pub fn shallow(value: &Value) -> Result<(), Error> {
+    if value.as_object().is_none() {
+        return Ok(());
+    }
+    let mut todo = vec![(value.clone(), 0)];
+    while let Some((value, depth)) = todo.pop() {
+        if depth > MAX_COMPARED {
+            return Err(type_error("value nested too deeply to be compared"));
+        }
+        let Some(object) = value.as_object() else { continue };
+        match object.repr() {
+            ObjectRepr::Map => {
+                for (key, item) in object.try_iter_pairs().into_iter().flatten() {
+                    todo.push((key, depth + 1));
+                    todo.push((item, depth + 1));
+                }
+            }
+            ObjectRepr::Seq | ObjectRepr::Iterable => {
+                todo.extend(object.try_iter().into_iter().flatten().map(|item| (item, depth + 1)));
+            }
+            _ => {}
+        }
+        budget::check(todo.len())?;
+    }
+    Ok(())
+}
+
+/// Refuses what Python cannot hash, and so what cannot be a key.
+pub fn hashable(value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Map => Err(type_error("unhashable type")),
+        ValueKind::Seq | ValueKind::Iterable if !value.is_tuple() => Err(type_error("unhashable type")),
+        _ => shallow(value),
+    }
 }
 
 /// A list or tuple.
@@ -194,7 +239,7 @@ pub fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), E
             out.push('}');
         }
         ValueKind::Seq | ValueKind::Iterable => {
-            let tuple = value.is_tuple();
+            let tuple = value.is_tuple() || downcast::<filters::Group>(value).is_some();
             out.push(if tuple { '(' } else { '[' });
             let mut n = 0;
             for item in value.try_iter()?.checked() {
@@ -337,6 +382,10 @@ pub fn jinja_title(s: &str) -> String {
     out
 }
 
+/// What it costs to put a value into another one. Freeing takes native stack for each level of nesting, and this bounds
+/// the levels.
+pub const NESTING_FUEL: u64 = 8;
+
 fn collect(state: &State, value: &Value, out: &mut Vec<Value>) -> Result<(), Error> {
     for item in value.try_iter()?.checked() {
         out.push(item?);
@@ -344,7 +393,7 @@ fn collect(state: &State, value: &Value, out: &mut Vec<Value>) -> Result<(), Err
             budget::tick()?;
         }
     }
-    state.consume_fuel(out.len() as u64 / 2)
+    state.consume_fuel(NESTING_FUEL + out.len() as u64 / 2)
 }
 
 /// A new list of a value's items, which must be iterable.
@@ -356,6 +405,10 @@ pub fn list_of(state: &State, value: &Value) -> Result<Vec<Value>, Error> {
 
 /// `a + b`.
 pub fn add(state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
+    if (a.is_safe() || b.is_safe()) && a.as_str().is_some() && b.as_str().is_some() {
+        let (a, b) = (filters::escape(a)?, filters::escape(b)?);
+        return Ok(Value::from_safe_string(to_string(&a)? + b.as_str().unwrap_or_default()));
+    }
     if let (Some(x), Some(y)) = (a.as_str(), b.as_str()) {
         budget::check(x.len() + y.len())?;
         let mut out = String::with_capacity(x.len() + y.len());
@@ -767,12 +820,36 @@ pub fn str_format(state: &State, format: &str, args: &[Value]) -> Result<String,
         }
     }
     state.consume_fuel(format.len() as u64 / 16)?;
+    budget::check(format_width(format)?)?;
     let out = minijinja::formatting::format(minijinja::formatting::FormatStyle::StrFormat, format, &converted)?;
     budget::check(out.len())?;
     Ok(out)
 }
 
+/// At least what the widths and precisions of a format string add up to, which minijinja does not bound.
+fn format_width(format: &str) -> Result<usize, Error> {
+    let mut sum = format.len();
+    let mut number: usize = 0;
+    let mut specification = false;
+    for b in format.bytes() {
+        match b {
+            b'0'..=b'9' => number = number.saturating_mul(10).saturating_add((b - b'0').into()),
+            b':' => specification = true,
+            b'}' => specification = false,
+            // Such a width is only known when it is too late.
+            b'{' if specification && !format.contains("{{") => return Err(type_error("a format inside a format")),
+            _ => {}
+        }
+        if !b.is_ascii_digit() {
+            sum = sum.saturating_add(number);
+            number = 0;
+        }
+    }
+    Ok(sum.saturating_add(number))
+}
+
 fn printable(value: Value) -> Result<Value, Error> {
+    shallow(&value)?;
     let special = match as_float(&value) {
         Some(f) => f.abs() >= 1e16 || (f != 0.0 && f.abs() < 1e-4) || !f.is_finite(),
         None => is_list(&value),

@@ -22,8 +22,16 @@ pub fn normalize(source: &str) -> String {
             rest = &rest[end..];
             continue;
         }
-        if let Some(len) = raw_block(rest) {
-            out.push_str(&rest[..len]);
+        if let Some((start, len)) = raw_block(rest) {
+            if len == 0 {
+                break; // it does not end: the parser says so
+            }
+            out.push_str(&rest[..start]);
+            if rest[start..].starts_with('\n') && !rest[..start].ends_with("-%}") {
+                // minijinja takes the line end behind the tag, Jinja does not here.
+                out.push('\n');
+            }
+            out.push_str(&rest[start..len]);
             rest = &rest[len..];
             continue;
         }
@@ -60,16 +68,20 @@ fn word_tag(s: &str) -> Option<(&str, &str, &str, usize)> {
     Some((open, word, close, s.len() - after.len()))
 }
 
-/// The length of a raw block at the start of `s`.
-fn raw_block(s: &str) -> Option<usize> {
-    let (_, word, _, mut at) = word_tag(s)?;
+/// Where the text of a raw block at the start of `s` starts, and the length of the block; that is 0 if it does not end.
+fn raw_block(s: &str) -> Option<(usize, usize)> {
+    let (_, word, _, start) = word_tag(s)?;
     if word != "raw" {
         return None;
     }
+    let mut at = start;
     loop {
-        at += s[at..].find("{%")?;
+        match s[at..].find("{%") {
+            Some(i) => at += i,
+            None => return Some((start, 0)),
+        }
         match word_tag(&s[at..]) {
-            Some((_, "endraw", _, len)) => return Some(at + len),
+            Some((_, "endraw", _, len)) => return Some((start, at + len)),
             _ => at += 2,
         }
     }

@@ -12,9 +12,9 @@ use std::{
 
 use crate::ffi::guard;
 
-/// Bytes of stack for each unit of fuel: a template needs at least a few units to nest a value one level deeper, and the
-/// greediest recursion over values takes a few hundred bytes a level.
-const BYTES_PER_FUEL: usize = 256;
+/// Bytes of stack for each unit of fuel. Nesting a value one level deeper costs more than `NESTING_FUEL` units, and freeing
+/// such a value, the only recursion over values without a bound of its own, takes a few hundred bytes a level.
+const BYTES_PER_FUEL: usize = 128;
 const MIN_BYTES: usize = 64 << 20;
 const MAX_BYTES: usize = 64 << 30;
 const POOLED: usize = 16;
