@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -374,30 +375,64 @@ func (p *process) ask(tb testing.TB, messages []map[string]string) (where string
 	return resp.Header.Get("X-Prefixgate-Replica"), a.Usage.Prompt, predicted, a.Usage.Details.Cached, a.Choices[0].Message.Content
 }
 
-// converse runs conversations of several turns, each turn through the next of the gateways, and returns the part of the
-// prompt tokens that came from the replicas' caches.
-func converse(tb testing.TB, name string, gateways ...*process) float64 {
-	tb.Helper()
-	prompts, hits := 0, 0
-	for c := range 6 {
-		messages := []map[string]string{{"role": "system", "content": strings.Repeat(fmt.Sprintf("Rule %s-%d. ", name, c), 40)}}
-		for turn := range 6 {
-			messages = append(messages, map[string]string{"role": "user", "content": strings.Repeat(fmt.Sprintf("question %d of %d ", turn, c), 10)})
-			_, prompt, _, cached, text := gateways[turn%len(gateways)].ask(tb, messages)
-			messages = append(messages, map[string]string{"role": "assistant", "content": text})
-			prompts, hits = prompts+prompt, hits+cached
-			// Another gateway knows of it a moment later, as in life, where someone reads the answer first.
-			time.Sleep(60 * time.Millisecond)
+// await waits until a gateway has heard of what another one recorded: the prompt's blocks and, a near cache's staleness later at
+// most, the answer's. In life someone reads the answer meanwhile. It gives up after some seconds: the hit rate will tell.
+func (p *process) await(messages []map[string]string, tokens int) {
+	body, _ := json.Marshal(map[string]any{"model": "prefixgate-demo", "messages": messages})
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		req, _ := http.NewRequest(http.MethodPost, "http://"+p.addr+"/v1/explain", bytes.NewReader(body))
+		req.Header.Set("Authorization", "Bearer explain-token")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			continue
+		}
+		var e struct {
+			Candidates []struct {
+				Matched int `json:"matched_tokens"`
+			}
+		}
+		err = json.NewDecoder(resp.Body).Decode(&e)
+		resp.Body.Close()
+		for _, c := range e.Candidates {
+			if err == nil && c.Matched >= tokens {
+				return
+			}
 		}
 	}
-	return float64(hits) / float64(prompts)
+}
+
+// converse runs conversations of several turns at the same time, each turn through the next of the gateways, and returns the
+// part of the prompt tokens that came from the replicas' caches.
+func converse(tb testing.TB, name string, gateways ...*process) float64 {
+	tb.Helper()
+	var prompts, hits atomic.Int64
+	var conversations sync.WaitGroup
+	for c := range 6 {
+		conversations.Go(func() {
+			messages := []map[string]string{{"role": "system", "content": strings.Repeat(fmt.Sprintf("Rule %s-%d. ", name, c), 40)}}
+			known := 0
+			for turn := range 6 {
+				messages = append(messages, map[string]string{"role": "user", "content": strings.Repeat(fmt.Sprintf("question %d of %d ", turn, c), 10)})
+				g := gateways[turn%len(gateways)]
+				g.await(messages, known)
+				_, prompt, _, cached, text := g.ask(tb, messages)
+				messages = append(messages, map[string]string{"role": "assistant", "content": text})
+				prompts.Add(int64(prompt))
+				hits.Add(int64(cached))
+				known = prompt / 16 * 16
+			}
+		})
+	}
+	conversations.Wait()
+	return float64(hits.Load()) / float64(prompts.Load())
 }
 
 // Two processes on one Redis: a conversation that alternates between them hits as well as through one, and a gateway that was
 // killed and started again finds the replica with its first request.
 func TestGatewaysShareWhatTheyKnow(t *testing.T) {
 	redis := testenv.Redis(t)
-	args := []string{"--redis", "redis://" + redis}
+	token := writeFile(t, "explain-token")
+	args := []string{"--redis", "redis://" + redis, "--config", writeFile(t, "server: {explain: {enabled: true, token_file: "+token+"}}\n")}
 	for range 4 {
 		args = append(args, "--replica", startReplica(t).URL())
 	}
@@ -411,8 +446,8 @@ func TestGatewaysShareWhatTheyKnow(t *testing.T) {
 	}
 
 	messages := []map[string]string{{"role": "user", "content": strings.Repeat("A prompt of its own. ", 60)}}
-	home, _, _, _, _ := one.ask(t, messages)
-	time.Sleep(300 * time.Millisecond) // the record goes out behind the request
+	home, prompt, _, _, _ := one.ask(t, messages)
+	two.await(messages, (prompt-1)/16*16) // the record goes out behind the request
 	one.kill()
 	again := startProcess(t, nil, args...)
 	where, _, predicted, cached, _ := again.ask(t, messages)
