@@ -156,7 +156,7 @@ func TestStaleness(t *testing.T) {
 	for _, d := range at {
 		requests = append(requests, prompt(d, 1, 0, same, segment{uint64(d) + 7, 200}))
 	}
-	load := list(requests, 16).Open()
+	load := list(requests).Open()
 	w, err := newWorld(load, route.Options{}, Options{Replicas: 2, Gateways: 2, Staleness: 100 * time.Millisecond, Ticks: TicksTogether}.withDefaults())
 	if err != nil {
 		t.Fatal(err)
@@ -369,7 +369,7 @@ func TestOptionsAreValidated(t *testing.T) {
 	if err := (Options{}).Validate(); err != nil {
 		t.Errorf("the zero value: %v", err)
 	}
-	if _, err := Run(t.Context(), list([]Request{prompt(0, 1, 0, segment{1, 5})}, 16).Open(), route.Options{Policy: "best"}, Options{}); err == nil {
+	if _, err := Run(t.Context(), list([]Request{prompt(0, 1, 0, segment{1, 5})}).Open(), route.Options{Policy: "best"}, Options{}); err == nil {
 		t.Error("Run with an unknown policy works")
 	}
 }
@@ -403,7 +403,7 @@ func TestSchedule(t *testing.T) {
 
 func TestRequestsThatNeverFitAreCounted(t *testing.T) {
 	requests := []Request{prompt(0, 1, 0, segment{1, 16 * 50}), prompt(0, 1, 0, segment{2, 16 * 5})}
-	r := replayed(t, list(requests, 16), route.Options{}, Options{Replicas: 2, CacheBlocks: 20})
+	r := replayed(t, list(requests), route.Options{}, Options{Replicas: 2, CacheBlocks: 20})
 	if r.Refused != 1 || r.Requests != 1 {
 		t.Errorf("%d refused and %d served, want 1 each", r.Refused, r.Requests)
 	}

@@ -149,7 +149,7 @@ func (r *Result) merge() {
 	r.Series = r.Series[:half]
 }
 
-func (r *Result) dispatched(w *world, p *pending, reason route.Reason) {
+func (r *Result) dispatched(p *pending, reason route.Reason) {
 	r.Reasons[reason]++
 	rep := &r.Replicas[p.replica]
 	rep.Requests++

@@ -357,12 +357,9 @@ func (w *world) clock() time.Time { return epoch.Add(w.now) }
 
 // arrive routes one request and submits it.
 func (w *world) arrive(id uint64, r *Request) error {
-	g := 0
-	switch {
-	case w.opts.Random:
+	g := int((id - 1) % uint64(w.opts.Gateways))
+	if w.opts.Random {
 		g = w.rng.IntN(w.opts.Gateways)
-	default:
-		g = int((id - 1) % uint64(w.opts.Gateways))
 	}
 	for w.changes.some() && w.changes.first().known+w.opts.Staleness <= r.At+r.Offset {
 		w.tell()
@@ -411,7 +408,7 @@ func (w *world) arrive(id uint64, r *Request) error {
 	}
 	w.flight[id] = p
 	w.loads[d.Index]++
-	w.result.dispatched(w, &p, d.Reason)
+	w.result.dispatched(&p, d.Reason)
 	w.reschedule(d.Index)
 	w.change(change{known: w.now + r.Offset, gateway: p.gateway, replica: p.replica, tokens: p.queued, prompts: 1, requests: 1, record: r.Chain})
 	return nil

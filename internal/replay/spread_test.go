@@ -8,9 +8,9 @@ import (
 	"prefixgate/internal/route"
 )
 
-// list is a workload given as a slice.
-func list(requests []Request, blockTokens int) *Trace {
-	return &Trace{Requests: requests, blockTokens: blockTokens}
+// list is a workload given as a slice, with blocks of 16 tokens.
+func list(requests []Request) *Trace {
+	return &Trace{Requests: requests, blockTokens: 16}
 }
 
 // prompt is a request for a prompt made of segments.
@@ -38,7 +38,7 @@ func (r recorder) Pick(req *route.Request, candidates []route.Candidate) (route.
 // picks runs requests and returns the result and which replica each went to.
 func picks(t *testing.T, requests []Request, policy route.Options, opts Options) (*Result, []int) {
 	t.Helper()
-	load := list(requests, 16).Open()
+	load := list(requests).Open()
 	w, err := newWorld(load, policy, opts.withDefaults())
 	if err != nil {
 		t.Fatal(err)

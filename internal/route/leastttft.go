@@ -19,20 +19,26 @@ type leastTTFT struct {
 	imbalanceSlack float64
 	kv             float64 // Seconds at full KV use.
 	adapter        float64 // Seconds to load an adapter.
+	sample         int
 	ties           *sequence
 }
 
 func newLeastTTFT(opts Options) *leastTTFT {
 	o := opts.LeastTTFT
-	return &leastTTFT{
+	p := &leastTTFT{
 		w:              or(o.UncachedWeight, 1.5),
 		decode:         or(o.DecodeCost, 5*time.Millisecond).Seconds(),
 		imbalance:      or(o.ImbalanceCost, 100*time.Millisecond).Seconds(),
 		imbalanceSlack: or(o.ImbalanceSlack, 3),
 		kv:             or(o.KVCost, 2*time.Second).Seconds(),
 		adapter:        or(o.AdapterCost, 500*time.Millisecond).Seconds(),
+		sample:         min(or(o.Sample, 8), maxSample),
 		ties:           newSequence(opts),
 	}
+	if p.sample == 0 {
+		p.sample = math.MaxInt
+	}
+	return p
 }
 
 // rateStep is the ratio of neighboring steps to which learned rates are rounded. Two estimates of the same hardware differ by
@@ -117,7 +123,7 @@ func (p *leastTTFT) margin(s *survey) float64 {
 func (p *leastTTFT) breakTies(req *Request, candidates []Candidate, s *survey, limit float64) (best, ties int) {
 	chance := p.ties.next()
 	hashed := tieBreak{key: req.Prefix}
-	if req.Prefix == 0 {
+	if req.Prefix == 0 || s.maxMatch > 0 {
 		hashed.key = chance
 	}
 	first, second := -1, -1 // By chance.
@@ -151,8 +157,69 @@ func (p *leastTTFT) breakTies(req *Request, candidates []Candidate, s *survey, l
 	case p.margin(s) > 0:
 		return first, hashed.ties
 	}
+	ties = hashed.ties
+	hashed = tieBreak{key: req.Prefix}
 	hashed.start(first)
-	return hashed.next(candidates, second), hashed.ties
+	return hashed.next(candidates, second), ties
+}
+
+// maxSample bounds LeastTTFTOptions.Sample.
+const maxSample = 64
+
+// sampleEquals picks again where more candidates than the sample's size hold exactly as much as the cheapest one: the cheapest of a sample of
+// them, or any other that is cheaper than the sample. Otherwise everybody would send to the very cheapest for as long as it takes
+// them to hear of each other, and in a large fleet that is many requests. The sample of a prompt that nobody holds follows from
+// its prefix, so that gateways agree on it; else it is drawn. ok is false if there are too few equals to sample from.
+func (p *leastTTFT) sampleEquals(req *Request, candidates []Candidate, s *survey, best int) (index, ties int, ok bool) {
+	match := req.match(&candidates[best])
+	key := req.Prefix
+	if key == 0 || s.maxMatch > 0 {
+		key = p.ties.next()
+	}
+	var chosen [maxSample]int
+	var ranks [maxSample]uint64 // Falling; those of chosen.
+	n := 0
+	other, otherCost := -1, math.Inf(1)
+	for i := range candidates {
+		c := &candidates[i]
+		if !s.allows(req, c) {
+			continue
+		}
+		if req.match(c) != match {
+			if cost := p.cost(req, c, s); cost < otherCost {
+				other, otherCost = i, cost
+			}
+			continue
+		}
+		n++
+		rank := mix(key ^ xxhash.Sum64String(c.ID.Addr))
+		at := min(n, p.sample) - 1
+		if n > p.sample && rank <= ranks[at] {
+			continue
+		}
+		for ; at > 0 && ranks[at-1] < rank; at-- {
+			chosen[at], ranks[at] = chosen[at-1], ranks[at-1]
+		}
+		chosen[at], ranks[at] = i, rank
+	}
+	if n <= p.sample {
+		return 0, 0, false
+	}
+	cheapest := math.Inf(1)
+	tie := tieBreak{key: key}
+	for _, i := range chosen[:p.sample] {
+		switch cost := p.cost(req, &candidates[i], s); {
+		case cost < cheapest:
+			cheapest, index = cost, i
+			tie.start(i)
+		case cost == cheapest:
+			index = tie.next(candidates, i)
+		}
+	}
+	if otherCost < cheapest {
+		return other, 1, true
+	}
+	return index, tie.ties, true
 }
 
 func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decision {
@@ -168,8 +235,14 @@ func (p *leastTTFT) pick(req *Request, candidates []Candidate, s survey) Decisio
 			ties++
 		}
 	}
-	margin := p.margin(&s)
-	if ties > 1 || margin > 0 {
+	sampled := false
+	if s.allowed > p.sample {
+		var i, n int
+		if i, n, sampled = p.sampleEquals(req, candidates, &s, best); sampled {
+			best, ties = i, n
+		}
+	}
+	if margin := p.margin(&s); !sampled && (ties > 1 || margin > 0) {
 		best, ties = p.breakTies(req, candidates, &s, bestCost+margin)
 	}
 	c := &candidates[best]

@@ -3,6 +3,7 @@ package route
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -82,6 +83,9 @@ type LeastTTFTOptions struct {
 	// ImbalanceSlack is the number of requests that a replica may have in flight over the mean before ImbalanceCost counts.
 	// 0 means 3; below 0 none.
 	ImbalanceSlack float64 `yaml:"imbalance_slack"`
+	// Sample is how many of the replicas that hold exactly as much of the prompt are compared, at most 64. 0 means 8; below 0
+	// all are. In a fleet of more replicas it keeps gateways that hear of each other late from all sending to the cheapest one.
+	Sample int `yaml:"sample"`
 	// KVCost is what a completely used KV cache costs. It counts from 80 % of use on and grows with the square of what is
 	// above. 0 means 2s; below 0 nothing.
 	KVCost time.Duration `yaml:"kv_cost"`
@@ -166,6 +170,7 @@ func (o Options) Validate() error {
 	}
 	finite("saturation.max_kv_usage", o.Saturation.MaxKVUsage, -1, 1)
 	finite("least_ttft.uncached_weight", o.LeastTTFT.UncachedWeight, 0, 1000)
+	finite("least_ttft.sample", float64(o.LeastTTFT.Sample), math.Inf(-1), maxSample)
 	finite("least_ttft.prefill_rate", o.LeastTTFT.PrefillRate, 0, 1e9)
 	finite("least_ttft.imbalance_slack", o.LeastTTFT.ImbalanceSlack, -1, 1e6)
 	if f := o.Session.MaxLoadFactor; f >= 0 && f != 0 {

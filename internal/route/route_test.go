@@ -26,11 +26,11 @@ func fleet(n int) []Candidate {
 	return cs
 }
 
-func newPolicy(t testing.TB, opts Options) *Selector {
-	t.Helper()
+func newPolicy(tb testing.TB, opts Options) *Selector {
+	tb.Helper()
 	p, err := New(opts)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return p
 }
@@ -39,11 +39,11 @@ func newPolicy(t testing.TB, opts Options) *Selector {
 func noProbes(name string) Options { return Options{Policy: name, ProbeEvery: -1} }
 
 // pick is for cases where some candidate can be picked.
-func pick(t testing.TB, p Policy, req *Request, cs []Candidate) Decision {
-	t.Helper()
+func pick(tb testing.TB, p Policy, req *Request, cs []Candidate) Decision {
+	tb.Helper()
 	d, ok := p.Pick(req, cs)
 	if !ok {
-		t.Fatalf("%s: no pick", p.Name())
+		tb.Fatalf("%s: no pick", p.Name())
 	}
 	return d
 }
@@ -84,10 +84,15 @@ func randomRequest(rng *rand.Rand) *Request {
 func TestPickHasTheBestCostUnderRandomLoads(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, name := range []string{LeastTTFT, Session, PrefixHash, SimHash, Weighted, LongestPrefix, LeastLoad} {
-		p := newPolicy(t, noProbes(name))
-		for range 5000 {
+		exact := newPolicy(t, Options{Policy: name, ProbeEvery: -1, LeastTTFT: LeastTTFTOptions{Sample: -1}})
+		usual := newPolicy(t, noProbes(name))
+		for i := range 5000 {
 			req := randomRequest(rng)
-			cs := randomCandidates(rng, 1+rng.IntN(12), req.PromptTokens)
+			// In a larger fleet the usual one compares only a sample of equals.
+			p, cs := usual, randomCandidates(rng, 1+rng.IntN(8), req.PromptTokens)
+			if i%2 == 0 {
+				p, cs = exact, randomCandidates(rng, 1+rng.IntN(40), req.PromptTokens)
+			}
 			d, ok := p.Pick(req, cs)
 			costs := p.AppendCosts(nil, req, cs)
 			best := slices.Min(costs)
@@ -107,6 +112,57 @@ func TestPickHasTheBestCostUnderRandomLoads(t *testing.T) {
 				t.Fatalf("%s: picked %+v", name, c)
 			}
 		}
+	}
+}
+
+// In a large fleet only a sample of those that hold equally much is compared, but nothing that holds something else may be better than the
+// pick, the pick must be among the better half of its equals nearly always, and gateways must not all pick the same one.
+func TestSampleOfEquals(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	worse, total := 0, 0
+	for range 300 {
+		cs := fleet(200)
+		for i := range cs {
+			cs[i].InFlight = rng.IntN(4)
+			cs[i].QueuedTokens = rng.Int64N(3000)
+			if i%3 == 0 {
+				cs[i].MatchedTokens = 2048
+			}
+			if i == 7 {
+				cs[i].MatchedTokens = 2048 + 16*rng.IntN(100)
+			}
+		}
+		req := &Request{PromptTokens: 4000, Prefix: rng.Uint64()}
+		chosen := make(map[int]bool)
+		for gateway := range uint64(20) {
+			p := newPolicy(t, Options{Seed: gateway * 77, ProbeEvery: -1})
+			costs := p.AppendCosts(nil, req, cs)
+			got := pick(t, p, req, cs).Index
+			chosen[got] = true
+			better, equals := 0, 0
+			for i := range cs {
+				if cs[i].MatchedTokens != cs[got].MatchedTokens {
+					if costs[i] < costs[got] && cs[i].MatchedTokens != 2048 {
+						t.Fatalf("picked %d of cost %v, but %d holds something else and costs %v", got, costs[got], i, costs[i])
+					}
+					continue
+				}
+				equals++
+				if costs[i] < costs[got] {
+					better++
+				}
+			}
+			total++
+			if better > equals/2 {
+				worse++
+			}
+		}
+		if len(chosen) < 3 && !chosen[7] {
+			t.Fatalf("20 gateways pick only %v", chosen)
+		}
+	}
+	if worse*50 > total {
+		t.Errorf("%d of %d picks are among the worse half of their equals, want at most 2 %%", worse, total)
 	}
 }
 

@@ -87,6 +87,7 @@ func decide(name string, replicas int) error {
 	rng := rand.New(rand.NewPCG(1, uint64(replicas)))
 	cs, reqs := fleet(rng, replicas), requests(rng)
 	r := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
 		b.ReportAllocs()
 		for i := range b.N {
 			if _, ok := p.Pick(&reqs[i%len(reqs)], cs); !ok {
@@ -116,6 +117,7 @@ func lookup(blocks, replicas int) {
 	}
 	dst := make([]int, replicas)
 	r := testing.Benchmark(func(b *testing.B) {
+		b.Helper()
 		b.ReportAllocs()
 		for range b.N {
 			if err := m.Match(context.Background(), chain, holders, dst); err != nil {
