@@ -31,6 +31,8 @@ type answer struct {
 	tokens *tokenize.Model
 	id     replica.ID
 	scope  block.Scope
+	// chain is the prompt's.
+	chain []block.Hash
 	// req is the request; its body is held until the answer is recorded.
 	req  *openai.Request
 	ids  []uint32 // of the prompt
@@ -129,11 +131,19 @@ func (s *answers) record(ctx context.Context, a answer) {
 	if a.completed > 0 {
 		held = min(held, len(a.ids)+a.completed-1)
 	}
-	chain := block.AppendChain(nil, a.scope.Root(), ids[:held], a.scope.BlockTokens, a.marks)
-	if len(chain) > len(a.ids)/a.scope.BlockTokens { // else the prompt's own record says it all
-		s.g.index.Record(a.id, chain)
-		s.g.metrics.records[recordAnswer].Inc()
+	size := a.scope.BlockTokens
+	if held/size <= len(a.chain) {
+		return // the prompt's own record says it all
 	}
+	chain := make([]block.Hash, len(a.chain), held/size)
+	copy(chain, a.chain)
+	if n := len(chain); n > 0 && len(a.marks) == 0 {
+		chain = block.AppendChain(chain, chain[n-1], ids[n*size:held], size, nil) // h(i) depends on h(i-1) and block i alone
+	} else {
+		chain = block.AppendChain(chain[:0], a.scope.Root(), ids[:held], size, a.marks)
+	}
+	s.g.index.Record(a.id, chain)
+	s.g.metrics.records[recordAnswer].Inc()
 }
 
 func startsWith(ids, prefix []uint32) bool {
@@ -208,7 +218,7 @@ func (x *exchange) record() {
 		completed = ans.Usage.CompletionTokens
 	}
 	x.g.answers.put(answer{
-		tokens: x.tokens, id: a.id, scope: x.scope(a.blockTokens), req: x.req, ids: x.prompts[0].IDs, text: ans.Text,
+		tokens: x.tokens, id: a.id, scope: x.scope(a.blockTokens), chain: a.chains[0], req: x.req, ids: x.prompts[0].IDs, text: ans.Text,
 		stopped: ans.Finish == "stop", completed: completed, marks: x.prompts[0].Marks,
 	})
 }

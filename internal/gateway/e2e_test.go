@@ -207,11 +207,19 @@ func readAnswer(tb testing.TB, body string) (text string, prompt, generated, cac
 // A second request with the same prefix that comes while the first is still being computed belongs to the same replica.
 func TestConcurrentPrefixesMeet(t *testing.T) {
 	slow := func(o *simhttp.Options) { o.Engine.PrefillRate = 4000 }
-	g := start(t, testConfig(startReplica(t, slow).URL(), startReplica(t, slow).URL(), startReplica(t, slow).URL()))
+	replicas := []*simhttp.Server{startReplica(t, slow), startReplica(t, slow), startReplica(t, slow)}
+	g := start(t, testConfig(replicas[0].URL(), replicas[1].URL(), replicas[2].URL()))
 	prompt := words(7, 400) // half a second
 	first := make(chan reply, 1)
 	go func() { first <- g.post("/v1/completions", completion(prompt)) }()
-	g.eventually("the first request is on its way", func() bool { return g.metric("prefixgate_requests_in_flight") == 1 })
+	g.eventually("the first request is being computed", func() bool {
+		n := 0
+		for _, r := range replicas {
+			s := r.Stats().Engine
+			n += s.Running + s.Waiting
+		}
+		return n == 1
+	})
 	second := g.ok("/v1/completions", completion(prompt+"more"))
 	a := <-first
 	if a.status != http.StatusOK || a.header.Get("X-Prefixgate-Replica") != second.header.Get("X-Prefixgate-Replica") {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"prefixgate/internal/block"
@@ -53,10 +54,7 @@ type exchange struct {
 	loadOnly     fallback
 	chains       []chains
 
-	snapshots  []replica.Snapshot
-	candidates []route.Candidate
-	at         []int // candidates[i] is snapshots[at[i]]
-	believed   []belief
+	*survey
 	policy     route.Policy
 	decideFrom time.Time
 	decided    time.Duration
@@ -74,6 +72,31 @@ type exchange struct {
 	forwarded proxy.Outcome
 	code      string // of an error of the gateway's own
 	err       error  // what went wrong, for the log
+}
+
+// survey is what is known of the fleet at one time, and of what it holds of a request's prompts. With a thousand replicas it is
+// some hundred kilobytes, so surveys are used again.
+type survey struct {
+	snapshots  []replica.Snapshot
+	candidates []route.Candidate
+	at         []int    // candidates[i] is snapshots[at[i]]
+	believed   []belief // believed[i] is about candidates[i] of the first attempt
+	// blockTokens is the block size of replicas that do not tell theirs.
+	blockTokens int
+
+	// Scratch of match.
+	holders []index.Holder
+	ids     []replica.ID
+	members []int
+	blocks  []int
+}
+
+var surveys = sync.Pool{New: func() any { return new(survey) }}
+
+func newSurvey() *survey {
+	s, _ := surveys.Get().(*survey)
+	s.snapshots, s.candidates, s.at, s.believed = s.snapshots[:0], s.candidates[:0], s.at[:0], s.believed[:0]
+	return s
 }
 
 // chains are the block hashes of a request's prompts for replicas of one block size.
@@ -109,6 +132,7 @@ type attempt struct {
 func (g *Gateway) begin(w http.ResponseWriter, r *http.Request, ep openai.Endpoint) *exchange {
 	x := &exchange{
 		g: g, w: w, r: r, endpoint: ep, start: time.Now(), id: requestID(r.Header), label: labelNone, policy: g.policy, current: &attempt{},
+		survey: newSurvey(),
 		result: outcomePanic, // unless it comes to another end
 	}
 	x.header = http.Header{requestIDHeader: {x.id}}
@@ -229,9 +253,10 @@ func (x *exchange) tryEncode(ctx context.Context) (why fallback) {
 	return ""
 }
 
-// survey makes a candidate of each replica that may serve the model and has not been tried.
-func (x *exchange) survey() {
+// look makes a candidate of each replica that may serve the model and has not been tried.
+func (x *exchange) look() {
 	x.candidates, x.at = x.candidates[:0], x.at[:0]
+	x.blockTokens = 0
 	adapter := x.served.adapter
 	for i := range x.snapshots {
 		s := &x.snapshots[i]
@@ -260,6 +285,15 @@ func (x *exchange) survey() {
 		}
 		x.candidates = append(x.candidates, c)
 		x.at = append(x.at, i)
+		if x.blockTokens == 0 {
+			x.blockTokens = s.BlockTokens
+		}
+	}
+	switch {
+	case x.model != nil && x.model.config.BlockTokens > 0:
+		x.blockTokens = x.model.config.BlockTokens
+	case x.blockTokens == 0:
+		x.blockTokens = config.DefaultBlockTokens
 	}
 }
 
@@ -282,24 +316,16 @@ func (x *exchange) chain() {
 		return
 	}
 	for _, i := range x.at {
-		x.chainOf(x.blockTokens(&x.snapshots[i]))
+		x.chainOf(x.blockTokensOf(&x.snapshots[i]))
 	}
 }
 
-// blockTokens is the block size of a replica: what it tells, else what the configuration or the model's other replicas say.
-func (x *exchange) blockTokens(s *replica.Snapshot) int {
+// blockTokensOf is the block size of a replica: what it tells, else what the configuration or the model's other replicas say.
+func (x *exchange) blockTokensOf(s *replica.Snapshot) int {
 	if s.BlockTokens > 0 {
 		return s.BlockTokens
 	}
-	if x.model != nil && x.model.config.BlockTokens > 0 {
-		return x.model.config.BlockTokens
-	}
-	for _, i := range x.at {
-		if n := x.snapshots[i].BlockTokens; n > 0 {
-			return n
-		}
-	}
-	return config.DefaultBlockTokens
+	return x.blockTokens
 }
 
 func (x *exchange) chainOf(blockTokens int) *chains {
@@ -339,19 +365,18 @@ func (x *exchange) match(ctx context.Context) {
 	}
 	for g := range x.chains {
 		group := &x.chains[g]
-		var holders []index.Holder
-		var ids []replica.ID
-		var members []int
+		holders, ids, members := x.holders[:0], x.ids[:0], x.members[:0]
 		for i, at := range x.at {
 			s := &x.snapshots[at]
-			if x.blockTokens(s) != group.blockTokens {
+			if x.blockTokensOf(s) != group.blockTokens {
 				continue
 			}
 			holders = append(holders, index.Holder{ID: s.ID, MaxAge: residence(s)})
 			ids = append(ids, s.ID)
 			members = append(members, i)
 		}
-		blocks := make([]int, len(members))
+		blocks := slices.Grow(x.blocks[:0], len(members))[:len(members)]
+		x.holders, x.ids, x.members, x.blocks = holders, ids, members, blocks
 		for p, hashes := range group.prompts {
 			hashes = hashes[:min(len(hashes), block.Hittable(len(x.prompts[p].IDs), group.blockTokens))]
 			if len(hashes) == 0 {
@@ -385,14 +410,10 @@ func (x *exchange) routeRequest() route.Request {
 func (x *exchange) next(n int) (proxy.Attempt, bool) {
 	if n > 0 {
 		x.snapshots = x.g.fleet.AppendSnapshots(x.snapshots[:0])
-		x.survey()
+		x.look()
 	}
 	for i := range x.candidates {
-		for _, b := range x.believed {
-			if b.id == x.candidates[i].ID {
-				x.candidates[i].MatchedTokens = b.tokens
-			}
-		}
+		x.candidates[i].MatchedTokens = x.beliefOf(i).tokens
 	}
 	q := x.routeRequest()
 	d, ok := x.policy.Pick(&q, x.candidates)
@@ -400,12 +421,7 @@ func (x *exchange) next(n int) (proxy.Attempt, bool) {
 		return proxy.Attempt{}, false
 	}
 	picked := x.candidates[d.Index]
-	a := &attempt{id: picked.ID, decision: d, believed: belief{id: picked.ID}}
-	for _, b := range x.believed {
-		if b.id == picked.ID {
-			a.believed = b
-		}
-	}
+	a := &attempt{id: picked.ID, decision: d, believed: x.beliefOf(d.Index)}
 	todo := x.promptTokens - a.believed.tokens
 	if x.promptTokens == 0 {
 		todo = min(len(x.body)/estimatedBytesPerToken, maxEstimatedTokens)
@@ -417,7 +433,7 @@ func (x *exchange) next(n int) (proxy.Attempt, bool) {
 	}
 	a.lease = lease
 	if x.loadOnly == "" && x.req != nil {
-		a.blockTokens = x.blockTokens(&x.snapshots[x.at[d.Index]])
+		a.blockTokens = x.blockTokensOf(&x.snapshots[x.at[d.Index]])
 		a.chains = x.chainOf(a.blockTokens).prompts
 		for _, hashes := range a.chains {
 			if f := x.g.pending.add(a.id, hashes); f != nil {
@@ -437,6 +453,20 @@ func (x *exchange) next(n int) (proxy.Attempt, bool) {
 	}
 	x.current = a
 	return proxy.Attempt{Addr: a.id.Addr, Done: func(result proxy.Result) { x.done(a, result) }}, true
+}
+
+// beliefOf returns what candidate i is believed to hold. After the first attempt the candidates are others, in another order.
+func (x *exchange) beliefOf(i int) belief {
+	id := x.candidates[i].ID
+	if i < len(x.believed) && x.believed[i].id == id {
+		return x.believed[i]
+	}
+	for _, b := range x.believed {
+		if b.id == id {
+			return b
+		}
+	}
+	return belief{id: id}
 }
 
 // done ends an attempt. The next one may have been picked already.
@@ -544,6 +574,8 @@ func (x *exchange) end() {
 		}
 		g.access.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
 	}
+	surveys.Put(x.survey)
+	x.survey = nil
 	if x.forwarded.Abort {
 		panic(http.ErrAbortHandler)
 	}

@@ -77,7 +77,7 @@ func (g *Gateway) explain(w http.ResponseWriter, r *http.Request) {
 			ep = openai.Completions
 		}
 	}
-	x := &exchange{g: g, w: w, r: r, endpoint: ep, start: time.Now(), label: labelNone, policy: g.explainPolicy, body: body, current: &attempt{}}
+	x := &exchange{g: g, w: w, r: r, endpoint: ep, start: time.Now(), label: labelNone, policy: g.explainPolicy, body: body, current: &attempt{}, survey: &survey{}}
 	if x.req, err = openai.Parse(ep, body); err == nil {
 		err = x.resolve()
 	}
@@ -89,7 +89,7 @@ func (g *Gateway) explain(w http.ResponseWriter, r *http.Request) {
 	if x.loadOnly != "" {
 		x.prompts, x.promptTokens = nil, 0
 	}
-	x.survey()
+	x.look()
 	x.chain()
 	x.match(r.Context())
 	answer, err := json.Marshal(x.explained())

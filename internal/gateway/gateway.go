@@ -451,38 +451,40 @@ func (g *Gateway) servedNames(m *model) func() map[string]bool {
 // selfCheck compares the gateway's token ids with those of a replica and warns loudly if they differ: every prediction would
 // be wrong.
 func (g *Gateway) selfCheck(ctx context.Context, remotes map[*model]*remoteTokenizer) {
+	var wg sync.WaitGroup
+	for _, m := range g.tokenizers.models {
+		if loaded := m.loaded.Load(); loaded != nil {
+			wg.Go(func() { g.selfCheckModel(ctx, m, loaded, remotes[m]) })
+		}
+	}
+	wg.Wait()
+}
+
+// selfCheckModel waits for a replica that serves the model and compares with that.
+func (g *Gateway) selfCheckModel(ctx context.Context, m *model, loaded *tokenize.Model, remote tokenize.Remote) {
 	ticker := time.NewTicker(250 * time.Millisecond)
 	defer ticker.Stop()
-	for _, m := range g.tokenizers.models {
-		loaded := m.loaded.Load()
-		if loaded == nil {
-			continue
-		}
-		name := ""
-		for name == "" {
-			name = g.servedName(m)
-			if name != "" {
-				break
-			}
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-		differences, err := loaded.SelfCheck(ctx, remotes[m], name)
-		switch {
-		case ctx.Err() != nil:
+	name := g.servedName(m)
+	for name == "" {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
 			return
-		case err != nil:
-			g.log.Warn("token ids could not be compared with a replica's", "model", m.label, "err", err)
-		case len(differences) == 0:
-			g.log.Info("token ids equal a replica's", "model", m.label)
 		}
-		for _, d := range differences {
-			g.log.Warn("token ids differ from a replica's: prefixes will not be found; check tokenizer and chat template",
-				"model", m.label, "difference", d.String())
-		}
+		name = g.servedName(m)
+	}
+	differences, err := loaded.SelfCheck(ctx, remote, name)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		g.log.Warn("token ids could not be compared with a replica's", "model", m.label, "err", err)
+	case len(differences) == 0:
+		g.log.Info("token ids equal a replica's", "model", m.label)
+	}
+	for _, d := range differences {
+		g.log.Warn("token ids differ from a replica's: prefixes will not be found; check tokenizer and chat template",
+			"model", m.label, "difference", d.String())
 	}
 }
 

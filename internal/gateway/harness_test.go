@@ -260,7 +260,10 @@ func chat(messages []string, more ...string) string {
 func words(seed, n int) string {
 	var b strings.Builder
 	for i := range n {
-		fmt.Fprintf(&b, "word%d-%d ", seed, i)
+		for v := uint(seed*1_000_003 + i); v > 0; v /= 20 {
+			b.WriteByte("abcdefghijklmnoprstu"[v%20])
+		}
+		b.WriteString(" ")
 	}
 	return b.String()
 }

@@ -27,7 +27,7 @@ func (g *Gateway) complete(w http.ResponseWriter, r *http.Request, ep openai.End
 		return
 	}
 	x.encode(r.Context()) // token ids, or the reason why load alone decides
-	x.survey()            // each replica's load, as of now
+	x.look()              // each replica's load, as of now
 	x.chain()             // the prompt's block hashes
 	x.match(r.Context())  // how much of it each replica holds
 	x.forward(x.body)     // pick a replica, stream its answer; once begun, credit it with the prompt
@@ -62,9 +62,9 @@ func (g *Gateway) pass(w http.ResponseWriter, r *http.Request) {
 		x.stream()
 	}
 	if len(x.snapshots) == 0 {
-		x.snapshots = g.fleet.AppendSnapshots(nil)
+		x.snapshots = g.fleet.AppendSnapshots(x.snapshots)
 	}
-	x.survey()
+	x.look()
 	x.match(r.Context())
 	x.forward(body)
 	if x.tooLarge() {
