@@ -61,6 +61,34 @@ func TestChatEqualsTheEngine(t *testing.T) {
 	}
 }
 
+// What the engine's own command line sets for the template counts here as well.
+func TestTemplateOptionsOfTheEngine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.jinja")
+	if err := os.WriteFile(path, []byte("{{ style }}{% if tools %} tools{% endif %}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plain := load(t, Options{Model: demoModel(), ChatTemplate: path})
+	set := load(t, Options{Model: demoModel(), ChatTemplate: path, DefaultChatTemplateKwargs: map[string]any{"style": "terse"}, ExcludeToolsWhenToolChoiceNone: true})
+	render := func(m *Model, more string) string {
+		t.Helper()
+		text, _, err := m.Explain(t.Context(), parse(t, openai.Chat, `{"messages":[{"role":"user","content":"x"}]`+more+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	const none = `,"tools":[` + weather + `],"tool_choice":"none"`
+	for _, c := range []struct{ got, want string }{
+		{render(plain, none), " tools"},
+		{render(set, none), "terse"},
+		{render(set, `,"chat_template_kwargs":{"style":"long"}`), "long"},
+	} {
+		if c.got != c.want {
+			t.Errorf("rendered %q, want %q", c.got, c.want)
+		}
+	}
+}
+
 const weather = `{"type":"function","function":{"name":"w","parameters":{"type":"object"}}}`
 
 // Every prompt of a conversation with the demo's own model begins with the prompt before it and its answer.

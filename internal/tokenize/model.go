@@ -356,7 +356,7 @@ func (m *Model) encodeChat(ctx context.Context, req *openai.Request, keep int, e
 	case placeLocal:
 	}
 	result, err := m.template.Render(&render.Input{
-		Messages: req.Messages, Tools: req.Tools, Documents: req.Documents,
+		Messages: req.Messages, Tools: req.Tools, ToolChoice: req.ToolChoice, Documents: req.Documents,
 		ChatTemplateKwargs: req.ChatTemplateKwargs, ReasoningEffort: req.ReasoningEffort,
 		AddGenerationPrompt: req.AddGenerationPrompt, ContinueFinalMessage: req.ContinueFinalMessage,
 	})

@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -66,6 +67,12 @@ type Options struct {
 	// ContentFormat is how the template wants a message's content, as the engine's --chat-template-content-format: auto, string
 	// or openai. Default auto, which reads it from the template as the engine does.
 	ContentFormat string `yaml:"chat_template_content_format"`
+	// DefaultChatTemplateKwargs are arguments of the chat template that a request's chat_template_kwargs override, as for the
+	// engine's --default-chat-template-kwargs. Default none.
+	DefaultChatTemplateKwargs map[string]any `yaml:"default_chat_template_kwargs"`
+	// ExcludeToolsWhenToolChoiceNone hides the tools of a request whose tool_choice is none from the template, as the engine's
+	// --exclude-tools-when-tool-choice-none does. Default false.
+	ExcludeToolsWhenToolChoiceNone bool `yaml:"exclude_tools_when_tool_choice_none"`
 	// Mode is where token ids come from: auto, local, remote (the replicas' /tokenize) or off. Default auto.
 	Mode Mode `yaml:"mode"`
 	// Encoder is auto or huggingface. Default auto: the fast encoder where it is proved equal to HuggingFace's.
@@ -111,6 +118,9 @@ func (o *Options) Validate() error {
 	case "", "auto", "string", "openai":
 	default:
 		add("chat_template_content_format: %q is none of auto, string, openai", o.ContentFormat)
+	}
+	if _, err := json.Marshal(o.DefaultChatTemplateKwargs); err != nil {
+		add("default_chat_template_kwargs: not what JSON can say: %w", err)
 	}
 	if o.Model == "" && o.Mode != ModeRemote && o.Mode != ModeOff {
 		add("model: empty: name a folder, a tokenizer.json or a model on the hub")

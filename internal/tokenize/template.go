@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"context"
+	"encoding/json"
 
 	"prefixgate/internal/block"
 	"prefixgate/internal/openai"
@@ -13,7 +14,14 @@ func (m *Model) loadTemplate(src *source) (*render.Template, string) {
 	if len(src.chat.Templates) == 0 {
 		return nil, "the model has no chat template: name one with chat_template"
 	}
-	opts := render.Options{Source: src.chat, Timeout: m.opts.Timeout}
+	opts := render.Options{Source: src.chat, Timeout: m.opts.Timeout, ExcludeToolsWhenChoiceNone: m.opts.ExcludeToolsWhenToolChoiceNone}
+	if len(m.opts.DefaultChatTemplateKwargs) > 0 {
+		kwargs, err := json.Marshal(m.opts.DefaultChatTemplateKwargs)
+		if err != nil {
+			panic("BUG: options that were validated: " + err.Error())
+		}
+		opts.DefaultKwargs = kwargs
+	}
 	switch m.opts.ContentFormat {
 	case "string":
 		opts.ContentFormat = render.FormatText
