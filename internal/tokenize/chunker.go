@@ -44,6 +44,13 @@ func newChunker(p *pool, rules *cutRules, cacheBytes int64, m *metrics) *chunker
 // encode appends before, the ids of text, and after, to dst, which grows at most once. It returns ctx's error soon after ctx
 // ends; what was encoded until then stays in the cache.
 func (c *chunker) encode(ctx context.Context, dst []uint32, text string, before, after []uint32) ([]uint32, error) {
+	if len(text) <= maxChunk { // one chunk: nothing to note down
+		if e := c.cache.get(c.cache.key(text, 0), text, 0); e != nil {
+			c.metrics.cachedBytes.Add(float64(len(text)))
+			dst = append(slices.Grow(dst, len(before)+len(e.ids)+len(after)), before...)
+			return append(append(dst, e.ids...), after...), nil
+		}
+	}
 	scratch, _ := c.scratch.Get().(*chunkScratch)
 	defer c.release(scratch)
 	pieces := scratch.pieces[:0]
