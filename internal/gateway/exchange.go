@@ -539,7 +539,8 @@ func (x *exchange) end() {
 		if x.promptTokens > 0 && len(x.req.Images) == 0 && usage.PromptTokens != x.promptTokens {
 			g.metrics.miscounted.WithLabelValues(a.id.Addr).Inc()
 		}
-		if x.promptTokens > 0 && usage.CachedKnown && x.result == outcomeOK {
+		// Of several prompts engines report the cached tokens of one.
+		if len(x.prompts) == 1 && usage.CachedKnown && x.result == outcomeOK {
 			g.metrics.predicted(a.id.Addr, x.promptTokens, a.believed.tokens, usage.CachedTokens)
 		}
 	}

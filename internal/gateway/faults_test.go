@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -282,5 +283,104 @@ func TestEveryPolicyServes(t *testing.T) {
 			t.Errorf("%s: no prompt = %d, want the engine's 400", policy, a.status)
 		}
 		g.end()
+	}
+}
+
+// Several prompts in one request count together; a request for the prompt's own log probabilities reads no cache.
+func TestSeveralPromptsAndPromptLogprobs(t *testing.T) {
+	g := start(t, testConfig(startReplica(t, nil).URL(), startReplica(t, nil).URL()))
+	cached := func(a reply) string {
+		_, rest, _ := strings.Cut(strings.ReplaceAll(a.body, " ", ""), `"cached_tokens":`)
+		n := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' })
+		return rest[:max(n, 0)]
+	}
+	one, _ := json.Marshal(words(1, 60))
+	two, _ := json.Marshal(words(2, 90))
+	body := fmt.Sprintf(`{"model":"prefixgate-demo","max_tokens":2,"prompt":[%s,%s]}`, one, two)
+	first := g.ok("/v1/completions", body)
+	again := g.ok("/v1/completions", body)
+	// The engine reports the cached tokens of the last prompt alone.
+	predicted, _ := strconv.Atoi(again.header.Get("X-Prefixgate-Matched-Tokens"))
+	reported, _ := strconv.Atoi(cached(again))
+	if first.header.Get("X-Prefixgate-Matched-Tokens") != "0" || reported == 0 || predicted <= reported ||
+		again.header.Get("X-Prefixgate-Replica") != first.header.Get("X-Prefixgate-Replica") {
+		t.Errorf("two prompts: predicted %d, the engine says %d of the last", predicted, reported)
+	}
+	if n := g.metric(`prefixgate_cached_tokens_predictions_total{result="less"}`); n != 0 {
+		t.Errorf("%v predictions for several prompts were judged by what the engine says of one", n)
+	}
+	single := g.ok("/v1/completions", fmt.Sprintf(`{"model":"prefixgate-demo","max_tokens":2,"prompt":[%s]}`, two))
+	if got := single.header.Get("X-Prefixgate-Matched-Tokens"); got == "0" || got != cached(single) {
+		t.Errorf("one of them alone: predicted %s, the engine says %s", got, cached(single))
+	}
+	logprobs := g.ok("/v1/completions", fmt.Sprintf(`{"model":"prefixgate-demo","max_tokens":2,"prompt":%s,"prompt_logprobs":1}`, two))
+	if got := logprobs.header.Get("X-Prefixgate-Matched-Tokens"); got != "0" || cached(logprobs) != "0" {
+		t.Errorf("prompt_logprobs: predicted %s, the engine says %s", got, cached(logprobs))
+	}
+}
+
+// Without any replica in the configuration everything is a 503, not an unknown model.
+func TestNoReplicas(t *testing.T) {
+	c := testConfig()
+	c.Server.StartupTimeout = time.Millisecond
+	g := start(t, c)
+	for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/embeddings"} {
+		if a := g.post(path, `{"model":"prefixgate-demo","prompt":"a","messages":[]}`); a.status != http.StatusServiceUnavailable || a.header.Get("Retry-After") == "" {
+			t.Errorf("%s = %d %s", path, a.status, a.body)
+		}
+	}
+}
+
+// Nothing in the gateway queues streams: 600 at once all begin.
+func TestManyStreams(t *testing.T) {
+	release := make(chan struct{})
+	e := startEngine(t, oneModel, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/tokenize" {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"a\"}]}\n\n")
+		w.(http.Flusher).Flush()
+		select {
+		case <-release:
+		case <-r.Context().Done():
+			return
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+	})
+	g := start(t, testConfig(e.URL))
+	const n = 600
+	begun := make(chan error, n)
+	ended := make(chan string, n)
+	for range n {
+		go func() {
+			req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+"/v1/completions", strings.NewReader(completion("a", `,"stream":true`)))
+			req.Header.Set("Content-Type", "application/json")
+			resp, err := client.Do(req)
+			if err != nil {
+				begun <- err
+				return
+			}
+			defer resp.Body.Close()
+			in := bufio.NewReader(resp.Body)
+			_, err = in.ReadString('\n')
+			begun <- err
+			rest, _ := io.ReadAll(in)
+			ended <- string(rest)
+		}()
+	}
+	for range n {
+		if err := <-begun; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := g.metric("prefixgate_requests_in_flight"); got != n {
+		t.Errorf("in flight = %v, want %d", got, n)
+	}
+	close(release)
+	for range n {
+		if rest := <-ended; !strings.HasSuffix(rest, "data: [DONE]\n\n") {
+			t.Fatalf("a stream ended with %q", rest)
+		}
 	}
 }

@@ -98,6 +98,7 @@ func testConfig(urls ...string) *config.Config {
 		Fleet:  replica.Options{Interval: 50 * time.Millisecond, Timeout: 2 * time.Second, EjectMin: 50 * time.Millisecond},
 	}
 	c.Index.LookupTimeout = 100 * time.Millisecond // the race detector and a busy machine
+	c.Proxy.DialTimeout = 10 * time.Second         // the same
 	c.Route.ProbeEvery = -1                        // no chance in tests
 	for _, u := range urls {
 		c.Fleet.Replicas = append(c.Fleet.Replicas, replica.Target{URL: u})
