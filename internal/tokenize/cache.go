@@ -60,10 +60,14 @@ const cacheShards = 64
 // entryOverhead is what an entry costs besides its text and ids: the struct, its places in the map and the ring.
 const entryOverhead = int64(unsafe.Sizeof(cacheEntry{})) + 64
 
-// cost is the memory of the entry. The allocator rounds sizes up, by at most an eighth.
+// heapFactor is what a byte on the heap costs the process: by default Go's collector lets the heap grow to twice what it
+// found in use.
+const heapFactor = 2
+
+// cost is what the entry costs the process in memory. The allocator rounds sizes up, by at most an eighth.
 func (e *cacheEntry) cost() int64 {
 	data := int64(len(e.text)) + 4*int64(cap(e.ids))
-	return data + data/8 + entryOverhead
+	return heapFactor * (data + data/8 + entryOverhead)
 }
 
 // newChunkCache makes a cache of at most maxBytes; one of none if maxBytes is not positive.

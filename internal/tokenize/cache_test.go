@@ -213,8 +213,8 @@ func TestMemoryStaysBounded(t *testing.T) {
 	end := residentBytes(t) - base
 	t.Logf("%d prompts of %d tokens each: resident memory grew by %d MiB, at most %d, %d at half; cache %d of %d MiB", prompts, tokens/prompts, end>>20, most>>20, half>>20,
 		int64(testutil.ToFloat64(m.metrics.chunkCache.bytes))>>20, limit>>20)
-	// Go's heap may grow to twice of what lives before it is collected; each thread of the encoder has its own caches.
-	if most := max(most, end); most > 2*limit+workers*threadCacheBytes+(32<<20) {
+	// Each thread of the encoder has its own caches; the rest of the process needs a little, too.
+	if most := max(most, end); most > limit+workers*threadCacheBytes+(32<<20) {
 		t.Errorf("memory grew by %d MiB", most>>20)
 	}
 	if end > half+half/10+(8<<20) {

@@ -80,7 +80,8 @@ type Options struct {
 	// Timeout bounds the time from a request to its ids, template and waiting included. After it the request is routed by
 	// load. Default 100ms.
 	Timeout time.Duration `yaml:"timeout"`
-	// CacheBytes bounds the memory of encoded chunks, in bytes. -1 switches the cache off. Default 256 MiB.
+	// CacheBytes bounds what encoded chunks cost the process in memory, in bytes, the collector's headroom included. -1
+	// switches the cache off. Default 256 MiB.
 	CacheBytes int64 `yaml:"cache_bytes"`
 	// Workers is the number of threads that encode new text. Each keeps caches of its own of up to about 100 MiB. Default: the
 	// number of processors the gateway may use, at most 8.
