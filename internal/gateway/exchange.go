@@ -258,6 +258,7 @@ func (x *exchange) look() {
 	x.candidates, x.at = x.candidates[:0], x.at[:0]
 	x.blockTokens = 0
 	adapter := x.served.adapter
+	usable := false
 	for i := range x.snapshots {
 		s := &x.snapshots[i]
 		if !serves(s, x.name) || slices.Contains(x.tried, s.ID.Addr) {
@@ -283,10 +284,17 @@ func (x *exchange) look() {
 		if adapter != "" {
 			c.Adapter = adapterState(s, adapter)
 		}
+		usable = usable || c.Healthy && !c.Draining
 		x.candidates = append(x.candidates, c)
 		x.at = append(x.at, i)
 		if x.blockTokens == 0 {
 			x.blockTokens = s.BlockTokens
+		}
+	}
+	if !usable {
+		// Rather one that failed a moment ago, but says that it is well, than no answer at all.
+		for i, at := range x.at {
+			x.candidates[i].Healthy = x.snapshots[at].Up
 		}
 	}
 	switch {
@@ -408,10 +416,10 @@ func (x *exchange) routeRequest() route.Request {
 
 // next picks the replica for attempt n: the best of those not tried yet, as they are now.
 func (x *exchange) next(n int) (proxy.Attempt, bool) {
-	if n > 0 {
-		x.snapshots = x.g.fleet.AppendSnapshots(x.snapshots[:0])
-		x.look()
-	}
+	// Once more, also for the first attempt: while the prompt was encoded and looked up, other requests were sent, and a
+	// burst that sees one and the same instant would all go to one replica.
+	x.snapshots = x.g.fleet.AppendSnapshots(x.snapshots[:0])
+	x.look()
 	for i := range x.candidates {
 		x.candidates[i].MatchedTokens = x.beliefOf(i).tokens
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"prefixgate/internal/config"
+	"prefixgate/internal/replica"
 	"prefixgate/internal/route"
 	"prefixgate/internal/sim/simhttp"
 )
@@ -327,6 +328,30 @@ func TestNoReplicas(t *testing.T) {
 	for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/v1/embeddings"} {
 		if a := g.post(path, `{"model":"prefixgate-demo","prompt":"a","messages":[]}`); a.status != http.StatusServiceUnavailable || a.header.Get("Retry-After") == "" {
 			t.Errorf("%s = %d %s", path, a.status, a.body)
+		}
+	}
+}
+
+// Elsewhere one slow connect took the only replica out of rotation, and everybody got a 503 from a healthy fleet. A replica
+// that passes its checks is asked where no other is left, and only there.
+func TestTheLastReplicaIsAskedEvenIfEjected(t *testing.T) {
+	one, two := startReplica(t, nil), startReplica(t, nil)
+	c := testConfig(one.URL())
+	c.Fleet.EjectMin = time.Minute
+	g := start(t, c)
+	g.fleet.ReportFailure(one.URL(), replica.FailureConnect)
+	if s := g.fleet.AppendSnapshots(nil)[0]; s.Healthy || !s.Up {
+		t.Fatalf("after a failed connect the replica is %+v, want ejected, but up", s)
+	}
+	g.ok("/v1/completions", completion(words(1, 50)))
+
+	c = testConfig(one.URL(), two.URL())
+	c.Fleet.EjectMin = time.Minute
+	g = start(t, c)
+	g.fleet.ReportFailure(one.URL(), replica.FailureConnect)
+	for i := range 8 {
+		if a := g.ok("/v1/completions", completion(words(2+i, 50)), "X-Prefixgate-Debug", "1"); a.header.Get("X-Prefixgate-Replica") != two.URL() {
+			t.Errorf("request %d went to %s, which is ejected", i, a.header.Get("X-Prefixgate-Replica"))
 		}
 	}
 }

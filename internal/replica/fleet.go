@@ -34,6 +34,9 @@ type Snapshot struct {
 	ID ID
 	// Healthy says that it may get requests.
 	Healthy bool
+	// Up says that it passes its checks. If it is not Healthy all the same, requests have failed on it lately, and it is
+	// worth a try only where no other is left.
+	Up bool
 	// Draining says that it shall get no new ones.
 	Draining bool
 	// Models is what it serves, adapters included; empty until read. Shared: read only.

@@ -305,7 +305,7 @@ func (in *instance) snapshot(now time.Time, s *Snapshot) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	*s = Snapshot{
-		ID: ID{in.addr, in.start}, Healthy: in.usableLocked(now), Draining: in.draining, Models: in.models,
+		ID: ID{in.addr, in.start}, Healthy: in.usableLocked(now), Up: in.up, Draining: in.draining, Models: in.models,
 		BlockTokens: in.load.blockTokens, NumBlocks: in.load.numBlocks,
 		KVUsage:        in.load.kvUsage,
 		NewBlockRate:   in.blocks.perSecond(in.load.blockTokens),
