@@ -11,11 +11,15 @@ import (
 // gateways of both versions then live side by side on one Redis, each with its own entries.
 const schemaVersion = "1"
 
-// The fields of a run's hash besides those of its holders, which are their 8-byte keys.
+// The fields of a run's hash besides those of its holders, which are their 8-byte keys. Each value says by its first byte what it
+// is, so that a lookup can ask for the values only, half of what Redis would have to send, one by one, and the client to read.
 const (
-	fieldPath   = "p" // run.path
-	fieldNested = "n" // offsets, 2 bytes each
-	stepBytes   = 10  // of a holder's field: blocks 2, check 2, time 6
+	fieldPath   = "p"
+	fieldNested = "n"
+	kindPath    = 'p' // run.path
+	kindNested  = 'n' // offsets, 2 bytes each
+	kindHolder  = 'h' // the holder's key, then its claims
+	stepBytes   = 10  // of a claim: blocks 2, check 2, time 6
 )
 
 // keyOf returns the Redis key of the run that starts at block h, such as "pg1:00f3a99e0c2b7d41".
@@ -27,23 +31,27 @@ func (x *Redis) keyOf(h block.Hash) string {
 	return string(hex.AppendEncode(buf, raw[:]))
 }
 
+func encodePath(path string) string { return string(kindPath) + path }
+
 func encodeNested(offsets []uint16) string {
-	b := make([]byte, 0, 2*len(offsets))
+	b := make([]byte, 1, 1+2*len(offsets))
+	b[0] = kindNested
 	for _, o := range offsets {
 		b = binary.LittleEndian.AppendUint16(b, o)
 	}
 	return string(b)
 }
 
+// encodeHolder returns the name of a holder's field.
 func encodeHolder(holder uint64) string {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], holder)
 	return string(b[:])
 }
 
-// encodeSteps returns the field of a holder, "" if it has no claim.
-func encodeSteps(claims []claim, holder uint64) string {
-	var b []byte
+// encodeClaims returns the field of a holder with all its claims.
+func encodeClaims(claims []claim, holder uint64) string {
+	b := binary.LittleEndian.AppendUint64([]byte{kindHolder}, holder)
 	for _, c := range claims {
 		if c.holder != holder {
 			continue
@@ -55,26 +63,34 @@ func encodeSteps(claims []claim, holder uint64) string {
 	return string(b)
 }
 
-// decodeRun reads a run from the fields of its hash; nil if there is none. What does not look like ours is passed
+// decodeRun reads a run from the values of its hash; nil if there is none. What does not look like ours is passed
 // over: anybody may write under our keys.
-func decodeRun(fields map[string]string) *run {
-	if len(fields) == 0 {
+func decodeRun(values []string) *run {
+	if len(values) == 0 {
 		return nil
 	}
-	r := &run{claims: make([]claim, 0, len(fields))}
-	// Holding on to the string Redis' answer came in saves a copy, most of what a lookup of a long prompt would allocate.
-	if p := fields[fieldPath]; len(p) < 4*longestSegment {
-		r.path = p[:len(p)/4*4]
-	}
-	for k, v := range fields {
-		switch {
-		case k == fieldNested:
-			for i := 0; i+2 <= len(v) && len(r.nested) < maxNested; i += 2 {
-				r.nested = append(r.nested, uint16(v[i])|uint16(v[i+1])<<8)
+	r := &run{claims: make([]claim, 0, len(values))}
+	for _, v := range values {
+		if v == "" {
+			continue
+		}
+		kind, v := v[0], v[1:]
+		switch kind {
+		case kindPath:
+			// Holding on to the string Redis' answer came in saves a copy, most of what a lookup of a long prompt would allocate.
+			if len(v) < 4*longestSegment {
+				r.path = v[:len(v)/4*4]
 			}
-		case len(k) == 8 && len(v)%stepBytes == 0 && len(v) <= stepBytes*(maxSteps+1):
-			holder := binary.LittleEndian.Uint64([]byte(k))
-			for ; len(v) > 0; v = v[stepBytes:] {
+		case kindNested:
+			for r.nested = r.nested[:0]; len(v) >= 2 && len(r.nested) < maxNested; v = v[2:] {
+				r.nested = append(r.nested, uint16(v[0])|uint16(v[1])<<8)
+			}
+		case kindHolder:
+			if len(v) < 8 || len(v)%stepBytes != 8 || len(v) > 8+stepBytes*(maxSteps+1) {
+				continue
+			}
+			holder := binary.LittleEndian.Uint64([]byte(v))
+			for v = v[8:]; len(v) > 0; v = v[stepBytes:] {
 				r.claims = append(r.claims, claim{
 					holder: holder,
 					blocks: uint16(v[0]) | uint16(v[1])<<8,

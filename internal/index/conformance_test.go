@@ -192,7 +192,7 @@ func TestConnections(t *testing.T) {
 	}
 	socket := filepath.Join(dir, "redis.sock")
 	// The rights that the documentation asks for, and no others.
-	rights := []string{"resetkeys", "~pg1:*", "resetchannels", "-@all", "+hgetall", "+hset", "+hdel", "+pexpire", "+unlink", "+client|setname"}
+	rights := []string{"resetkeys", "~pg1:*", "resetchannels", "-@all", "+hgetall", "+hvals", "+hset", "+hdel", "+pexpire", "+unlink", "+client|setname"}
 	acl := append([]string{"--user", "gateway", "on", ">s3cret@/:"}, rights...)
 	plain := testenv.StartRedis(t, append([]string{"--unixsocket", socket}, acl...)...)
 	six := testenv.StartRedis(t, "--bind", "127.0.0.1", "::1")

@@ -11,9 +11,9 @@
 // first, so the index keeps runs instead: a run is named by the hash of its first block and lists 32-bit fingerprints of
 // the blocks that follow on one path, with one small claim for each holder: "the first n blocks of this, last touched at t".
 //
-// Every chain is cut at the same positions, the heads: each 32 blocks at first, later each quarter of a power of two
+// Every chain is cut at the same positions, the heads: each 32 blocks at first, later each half of a power of two
 // (segmentEnd). A head's hash names everything before it, so any two chains that share a head share all runs before, and
-// a chain of n blocks has about 2 log2 n heads. Within a segment, the first chain recorded gives the head's run its path;
+// a chain of n blocks has at most 2 log2 n heads. Within a segment, the first chain recorded gives the head's run its path;
 // a chain that leaves it after d blocks continues in another run, named by its own first differing block. Runs that leave
 // such a run in turn are found through offsets kept at the head (nested).
 //

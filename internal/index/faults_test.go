@@ -363,6 +363,8 @@ func TestSentinelFailover(t *testing.T) {
 	l.more(200)
 	eventually(t, "promotion", func() bool { return strings.Contains(r.Servers[1].Do("INFO", "replication"), "role:master") })
 	r.Servers[0].Restart()
+	// Until Sentinel has told it otherwise it takes itself for a master, and who is connected to it is cut off then.
+	eventually(t, "demotion", func() bool { return strings.Contains(r.Servers[0].Do("INFO", "replication"), "role:slave") })
 	checkEnd(t, l)
 }
 

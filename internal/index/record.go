@@ -298,13 +298,13 @@ func (w *writer) send(ctx context.Context, drafts map[block.Hash]*draft, epoch u
 		}
 		fields := make([]string, 0, 4+2*len(d.holders))
 		if d.path {
-			fields = append(fields, fieldPath, d.run.path)
+			fields = append(fields, fieldPath, encodePath(d.run.path))
 		}
 		if d.nested {
 			fields = append(fields, fieldNested, encodeNested(d.run.nested))
 		}
 		for _, holder := range d.holders {
-			fields = append(fields, encodeHolder(holder), encodeSteps(d.run.claims, holder))
+			fields = append(fields, encodeHolder(holder), encodeClaims(d.run.claims, holder))
 		}
 		key := x.keyOf(h)
 		if old := d.dropped(); len(old) > 0 {

@@ -361,14 +361,14 @@ func (x *Redis) fetch(ctx context.Context, v *view, positions []int) (answered i
 // that were not.
 func (x *Redis) read(ctx context.Context, keys []block.Hash, got func(i int, r *run)) error {
 	pipe := x.client.Pipeline()
-	cmds := make([]*redis.MapStringStringCmd, len(keys))
+	cmds := make([]*redis.StringSliceCmd, len(keys))
 	for i, h := range keys {
-		cmds[i] = pipe.HGetAll(ctx, x.keyOf(h))
+		cmds[i] = pipe.HVals(ctx, x.keyOf(h))
 	}
 	_, execErr := pipe.Exec(ctx)
 	var first error
 	for i, c := range cmds {
-		fields, err := c.Result()
+		values, err := c.Result()
 		if err != nil {
 			kind := kindOf(err)
 			if kind == failWrongType {
@@ -382,7 +382,7 @@ func (x *Redis) read(ctx context.Context, keys []block.Hash, got func(i int, r *
 			}
 			continue
 		}
-		if execErr != nil && c.Err() == nil && fields == nil {
+		if execErr != nil && c.Err() == nil && values == nil {
 			// The pipeline ended before this command was sent or answered.
 			if first == nil {
 				first = execErr
@@ -390,7 +390,7 @@ func (x *Redis) read(ctx context.Context, keys []block.Hash, got func(i int, r *
 			}
 			continue
 		}
-		got(i, decodeRun(fields))
+		got(i, decodeRun(values))
 	}
 	x.reloadTopology(first)
 	return first

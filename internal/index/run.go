@@ -27,13 +27,13 @@ const (
 	maxNested = 32
 )
 
-// segmentEnd returns where the segment that starts at a head ends: the position of the next head. Segments of an eighth to a
-// quarter of their position keep the number of heads near 2 log2 n: 8 for 256 blocks, 16 for 1,024, 27 for 6,250.
+// segmentEnd returns where the segment that starts at a head ends: the position of the next head. Segments of a quarter to a
+// half of their position keep the number of heads below 2 log2 n: 8 for 256 blocks, 12 for 1,024, 18 for 6,250.
 func segmentEnd(head int) int {
 	if head < denseUntil {
 		return head + firstSegment
 	}
-	return head + min(1<<(bits.Len(uint(head))-3), longestSegment)
+	return head + min(1<<(bits.Len(uint(head))-2), longestSegment)
 }
 
 // appendHeads appends the positions of all heads below n.

@@ -165,7 +165,7 @@ func (b *bench) lookups() error {
 					p.want[r] = n * (r + 1) / replicas
 					mem.Record(h.ID, c[:p.want[r]])
 					writer.Record(h.ID, c[:p.want[r]])
-					if err := naive.record(ctx, strconv.Itoa(r), c[:p.want[r]]); err != nil {
+					if err := naive.record(ctx, h.ID, c[:p.want[r]]); err != nil {
 						return err
 					}
 				}
@@ -228,14 +228,14 @@ func (b *bench) lookups() error {
 			_ = cold.Close()
 
 			slow, err := b.measure("lookup/naive/"+size, prompts, replicas, func(p prompt, dst []int) error {
-				return naive.match(ctx, p.chain, dst)
+				return naive.match(ctx, p.chain, hs, dst)
 			})
 			if err != nil {
 				return err
 			}
 			if err := b.count("lookup/naive/"+size, len(prompts), func() error {
 				for _, p := range prompts {
-					if err := naive.match(ctx, p.chain, make([]int, replicas)); err != nil {
+					if err := naive.match(ctx, p.chain, hs, make([]int, replicas)); err != nil {
 						return err
 					}
 				}
@@ -288,7 +288,7 @@ func (b *bench) records(n int) error {
 	}
 	return b.count(fmt.Sprintf("record/naive/%d/new", n), times, func() error {
 		for range times {
-			if err := (naive{b.client}).record(ctx, "0", b.chain(n)); err != nil {
+			if err := (naive{b.client}).record(ctx, h[0].ID, b.chain(n)); err != nil {
 				return err
 			}
 		}
@@ -475,7 +475,7 @@ func (b *bench) memory(blocks int) error {
 	for done := 0; done < sample; done += 1000 {
 		c := b.chain(1000)
 		for i := range hs {
-			if err := (naive{b.client}).record(ctx, strconv.Itoa(i), c); err != nil {
+			if err := (naive{b.client}).record(ctx, hs[i].ID, c); err != nil {
 				return err
 			}
 		}
@@ -487,17 +487,20 @@ func (b *bench) memory(blocks int) error {
 	return nil
 }
 
-// naive is the shared index as others build it: for each block a hash whose fields are the replicas that hold it. A lookup
-// asks for every block's fields in one pipeline and intersects them in order.
+// naive is the shared index as others build it: for each block a hash whose fields are the replicas that hold it, with where they
+// hold it. A lookup asks for every block's fields in one pipeline, makes a list of replicas of each, and counts how far each
+// replica's blocks follow one another.
 type naive struct{ client redis.UniversalClient }
 
 func naiveKey(h block.Hash) string { return "naive:" + strconv.FormatUint(uint64(h), 10) }
 
-func (n naive) record(ctx context.Context, name string, chain []block.Hash) error {
-	now := strconv.FormatInt(time.Now().Unix(), 10)
+// naiveHolder is what a block's list says of one replica.
+type naiveHolder struct{ replica, tier string }
+
+func (n naive) record(ctx context.Context, id replica.ID, chain []block.Hash) error {
 	pipe := n.client.Pipeline()
 	for _, h := range chain {
-		pipe.HSet(ctx, naiveKey(h), name, now)
+		pipe.HSet(ctx, naiveKey(h), id.Addr+"@gpu", "")
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return fmt.Errorf("naive record: %w", err)
@@ -505,7 +508,7 @@ func (n naive) record(ctx context.Context, name string, chain []block.Hash) erro
 	return nil
 }
 
-func (n naive) match(ctx context.Context, chain []block.Hash, dst []int) error {
+func (n naive) match(ctx context.Context, chain []block.Hash, holders []index.Holder, dst []int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	pipe := n.client.Pipeline()
@@ -516,18 +519,28 @@ func (n naive) match(ctx context.Context, chain []block.Hash, dst []int) error {
 	if _, err := pipe.Exec(ctx); err != nil {
 		return fmt.Errorf("naive match: %w", err)
 	}
-	clear(dst)
+	lists := make(map[block.Hash][]naiveHolder)
 	for i, c := range cmds {
-		found := false
+		var list []naiveHolder
 		for _, name := range c.Val() {
-			r, err := strconv.Atoi(name)
-			if err == nil && r < len(dst) && dst[r] == i {
-				dst[r]++
-				found = true
-			}
+			addr, tier, _ := strings.Cut(name, "@")
+			list = append(list, naiveHolder{addr, tier})
 		}
-		if !found {
-			break
+		if len(list) == 0 {
+			break // nobody has a later one
+		}
+		lists[chain[i]] = list
+	}
+	at := make(map[string]int, len(holders))
+	for i, h := range holders {
+		at[h.ID.Addr] = i
+	}
+	clear(dst)
+	for i, h := range chain {
+		for _, holder := range lists[h] {
+			if r, ok := at[holder.replica]; ok && dst[r] == i {
+				dst[r]++
+			}
 		}
 	}
 	return nil
