@@ -257,6 +257,7 @@ func (x *exchange) tryEncode(ctx context.Context) (why fallback) {
 func (x *exchange) look() {
 	x.candidates, x.at = x.candidates[:0], x.at[:0]
 	x.blockTokens = 0
+	now := time.Now()
 	adapter := x.served.adapter
 	usable := false
 	for i := range x.snapshots {
@@ -265,21 +266,30 @@ func (x *exchange) look() {
 			continue
 		}
 		c := route.Candidate{
-			ID:           s.ID,
-			QueuedTokens: s.PrefillTokens,
-			InFlight:     s.InFlight,
-			Running:      s.Running,
-			Waiting:      s.Waiting,
-			KVUsage:      s.KVUsage,
-			PrefillRate:  s.PrefillRate,
-			MetricsFresh: s.MetricsFresh,
-			Healthy:      s.Healthy,
-			Draining:     s.Draining,
-			Weight:       s.Weight,
+			ID:            s.ID,
+			QueuedTokens:  s.PrefillTokens,
+			QueuedPrompts: s.Prefills,
+			InFlight:      s.InFlight,
+			Running:       s.Running,
+			Waiting:       s.Waiting,
+			KVUsage:       s.KVUsage,
+			PrefillRate:   s.PrefillRate,
+			MetricsFresh:  s.MetricsFresh,
+			Healthy:       s.Healthy,
+			Draining:      s.Draining,
+			Weight:        s.Weight,
 		}
+		began := s.PrefillBegan
 		if others, ok := x.g.othersLoad(s.ID); ok {
 			c.QueuedTokens += others.PrefillTokens
+			c.QueuedPrompts += others.Prefills
 			c.InFlight += others.Requests
+			if others.Began.After(began) {
+				began = others.Began
+			}
+		}
+		if c.QueuedPrompts > 0 {
+			c.QueueAge = now.Sub(began)
 		}
 		if adapter != "" {
 			c.Adapter = adapterState(s, adapter)

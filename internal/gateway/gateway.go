@@ -621,8 +621,8 @@ func (g *Gateway) replicaGone(id replica.ID) {
 // ownLoad tells the other gateways what this one has in flight.
 func (g *Gateway) ownLoad(dst map[replica.ID]index.Load) {
 	for _, s := range g.fleet.AppendSnapshots(nil) {
-		if s.InFlight > 0 || s.PrefillTokens > 0 {
-			dst[s.ID] = index.Load{PrefillTokens: s.PrefillTokens, Requests: s.InFlight}
+		if s.InFlight > 0 {
+			dst[s.ID] = index.Load{PrefillTokens: s.PrefillTokens, Prefills: s.Prefills, Requests: s.InFlight, Began: s.PrefillBegan}
 		}
 	}
 }
@@ -637,5 +637,5 @@ func (g *Gateway) othersLoad(id replica.ID) (index.Load, bool) {
 
 // residence is how long a replica is expected to keep a block that nobody touches.
 func residence(s *replica.Snapshot) time.Duration {
-	return index.Residence(s.NumBlocks, s.NewBlockRate)
+	return index.Residence(s.NumBlocks, s.FillRate)
 }

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"prefixgate/internal/block"
 	"prefixgate/internal/openai"
@@ -37,6 +38,26 @@ func TestPathPolicy(t *testing.T) {
 		if got := p.class(u); got != want {
 			t.Errorf("class(%s) = %d, want %d", path, got, want)
 		}
+	}
+}
+
+// What a replica has done of the first prompt in its queue is not ahead of the next request, and idle time is not work done.
+func TestCandidatesTellHowLongTheQueueHasBeenWorkedOn(t *testing.T) {
+	x := &exchange{g: &Gateway{}, survey: newSurvey()}
+	x.snapshots = []replica.Snapshot{
+		{ID: replica.ID{Addr: "http://a"}, Healthy: true, PrefillTokens: 500, Prefills: 2, PrefillBegan: time.Now().Add(-time.Hour)},
+		{ID: replica.ID{Addr: "http://b"}, Healthy: true, PrefillBegan: time.Now().Add(-time.Hour)},
+	}
+	x.look()
+	if len(x.candidates) != 2 {
+		t.Fatalf("%d candidates, want 2", len(x.candidates))
+	}
+	busy, idle := x.candidates[0], x.candidates[1]
+	if busy.QueuedTokens != 500 || busy.QueuedPrompts != 2 || busy.QueueAge < time.Hour || busy.QueueAge > 2*time.Hour {
+		t.Errorf("busy replica: %d tokens of %d prompts for %v, want 500 of 2 for an hour", busy.QueuedTokens, busy.QueuedPrompts, busy.QueueAge)
+	}
+	if idle.QueuedTokens != 0 || idle.QueuedPrompts != 0 || idle.QueueAge != 0 {
+		t.Errorf("idle replica: %d tokens of %d prompts for %v, want none", idle.QueuedTokens, idle.QueuedPrompts, idle.QueueAge)
 	}
 }
 

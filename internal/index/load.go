@@ -19,10 +19,24 @@ import (
 
 // Load is what gateways have in flight on a replica.
 type Load struct {
-	// PrefillTokens are the uncached prompt tokens of requests without a first token yet.
+	// PrefillTokens are the uncached prompt tokens of requests without a first token yet, and Prefills is their number.
 	PrefillTokens int64
+	Prefills      int
 	// Requests are all requests without an end yet.
 	Requests int
+	// Began is when the replica began with the first of those prefills, as far as the gateways saw; zero if they don't know.
+	Began time.Time
+}
+
+// add returns the sum of two gateways' loads: what either saw begin last is what the replica is working on.
+func (l Load) add(m Load) Load {
+	l.PrefillTokens += m.PrefillTokens
+	l.Prefills += m.Prefills
+	l.Requests += m.Requests
+	if m.Began.After(l.Began) {
+		l.Began = m.Began
+	}
+	return l
 }
 
 // LoadOptions configures a LoadShare. The zero value works. Durations of 0 mean the default.
@@ -180,7 +194,7 @@ func (s *LoadShare) exchange(ctx context.Context, own map[replica.ID]Load) error
 	defer cancel()
 	s.seq++
 	pipe := s.client.Pipeline()
-	pipe.HSet(ctx, s.key, s.field, encodeLoad(s.seq, own))
+	pipe.HSet(ctx, s.key, s.field, encodeLoad(time.Now(), s.seq, own))
 	pipe.PExpire(ctx, s.key, max(2*deadAfter, s.opts.TTL))
 	all := pipe.HGetAll(ctx, s.key)
 	_, err := pipe.Exec(ctx)
@@ -197,7 +211,7 @@ func (s *LoadShare) exchange(ctx context.Context, own map[replica.ID]Load) error
 		if field == s.field {
 			continue
 		}
-		seq, load, ok := decodeLoad(v)
+		seq, load, ok := decodeLoad(now, v)
 		p := s.seen[field]
 		if p == nil {
 			p = &peer{changed: now, seq: seq, load: load}
@@ -230,29 +244,36 @@ func (s *LoadShare) sum(now time.Time) {
 		}
 		gateways++
 		for k, l := range p.load {
-			t := total[k]
-			total[k] = Load{t.PrefillTokens + l.PrefillTokens, t.Requests + l.Requests}
+			total[k] = total[k].add(l)
 		}
 	}
 	s.metrics.gateways.Set(float64(gateways))
 	s.others.Store(&total)
 }
 
-func encodeLoad(seq uint64, own map[replica.ID]Load) string {
-	b := binary.AppendUvarint(make([]byte, 0, 10+16*len(own)), seq)
+// encodeLoad writes a share: the sequence number, then for each replica its key, prefill tokens, prefills, requests, and one
+// more than the milliseconds since the first prefill began, or 0. Ages, not times: clocks need not agree.
+func encodeLoad(now time.Time, seq uint64, own map[replica.ID]Load) string {
+	b := binary.AppendUvarint(make([]byte, 0, 10+20*len(own)), seq)
 	for id, l := range own {
 		if l == (Load{}) {
 			continue
 		}
+		age := int64(0)
+		if !l.Began.IsZero() {
+			age = 1 + max(now.Sub(l.Began).Milliseconds(), 0)
+		}
 		b = binary.LittleEndian.AppendUint64(b, holderKey(id))
 		b = binary.AppendUvarint(b, uint64(max(l.PrefillTokens, 0)))
+		b = binary.AppendUvarint(b, uint64(max(l.Prefills, 0)))
 		b = binary.AppendUvarint(b, uint64(max(l.Requests, 0)))
+		b = binary.AppendUvarint(b, uint64(age))
 	}
 	return string(b)
 }
 
-// decodeLoad reads a share. ok is false for what no gateway wrote.
-func decodeLoad(v string) (seq uint64, load map[uint64]Load, ok bool) {
+// decodeLoad reads a share that came now. ok is false for what no gateway wrote.
+func decodeLoad(now time.Time, v string) (seq uint64, load map[uint64]Load, ok bool) {
 	b := []byte(v)
 	uvarint := func() uint64 {
 		n, size := binary.Uvarint(b)
@@ -273,11 +294,17 @@ func decodeLoad(v string) (seq uint64, load map[uint64]Load, ok bool) {
 		k := binary.LittleEndian.Uint64(b)
 		b = b[8:]
 		tokens := uvarint()
+		prefills := uvarint()
 		requests := uvarint()
-		if tokens > 1<<50 || requests > 1<<31 {
+		age := uvarint()
+		if tokens > 1<<50 || prefills > 1<<31 || requests > 1<<31 || age > 1<<40 {
 			return 0, nil, false
 		}
-		load[k] = Load{int64(tokens), int(requests)}
+		l := Load{PrefillTokens: int64(tokens), Prefills: int(prefills), Requests: int(requests)}
+		if age > 0 {
+			l.Began = now.Add(-time.Duration(age-1) * time.Millisecond)
+		}
+		load[k] = l
 	}
 	if !ok {
 		return 0, nil, false

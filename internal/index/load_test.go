@@ -28,24 +28,57 @@ type sharer struct {
 
 func newSharer(t *testing.T, address, id string) *sharer {
 	t.Helper()
+	s := &sharer{}
+	return s.start(t, address, id, func(dst map[replica.ID]index.Load) {
+		s.ticks.Add(1)
+		if n := s.tokens.Load(); n > 0 {
+			dst[indextest.ID(1)] = index.Load{PrefillTokens: n, Requests: int(n / 10)}
+		}
+	})
+}
+
+// newSharerOf has in flight what local says.
+func newSharerOf(t *testing.T, address, id string, local func(dst map[replica.ID]index.Load)) *sharer {
+	t.Helper()
+	return new(sharer).start(t, address, id, local)
+}
+
+func (s *sharer) start(t *testing.T, address, id string, local func(dst map[replica.ID]index.Load)) *sharer {
+	t.Helper()
 	opts := index.LoadOptions{Interval: 20 * time.Millisecond, TTL: 400 * time.Millisecond}
 	client := open(t, address)
-	s := &sharer{hook: &hook{names: make(map[string]int)}, logs: &logBuffer{}}
+	s.hook, s.logs = &hook{names: make(map[string]int)}, &logBuffer{}
 	client.AddHook(s.hook)
 	s.LoadShare = index.NewLoadShare(client, id, opts, slog.New(slog.NewTextHandler(s.logs, nil)), prometheus.NewRegistry())
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		s.Run(ctx, func(dst map[replica.ID]index.Load) {
-			s.ticks.Add(1)
-			if n := s.tokens.Load(); n > 0 {
-				dst[indextest.ID(1)] = index.Load{PrefillTokens: n, Requests: int(n / 10)}
-			}
-		})
-	})
+	wg.Go(func() { s.Run(ctx, local) })
 	s.kill = func() { cancel(); wg.Wait() }
 	t.Cleanup(s.kill)
 	return s
+}
+
+// When a replica began with a prompt travels as an age, so clocks need not agree; of two gateways the later counts, since the replica
+// has worked on that one's prompt since.
+func TestLoadShareTellsWhenPrefillsBegan(t *testing.T) {
+	t.Parallel()
+	address := "redis://" + testenv.StartRedis(t).Addr
+	seer := newSharer(t, address, "seer")
+	began := time.Now().Add(-time.Hour)
+	for i, ago := range []time.Duration{0, 30 * time.Minute} {
+		newSharerOf(t, address, "x", func(dst map[replica.ID]index.Load) {
+			dst[indextest.ID(1)] = index.Load{PrefillTokens: 100, Prefills: i + 1, Requests: 3, Began: began.Add(ago)}
+			dst[indextest.ID(2)] = index.Load{Requests: 1}
+		})
+	}
+	eventually(t, "sum of both", func() bool {
+		l := seer.Others(indextest.ID(1))
+		late := l.Began.Sub(began.Add(30 * time.Minute))
+		return l.PrefillTokens == 200 && l.Prefills == 3 && l.Requests == 6 && late > -time.Minute && late < time.Minute
+	})
+	if l := seer.Others(indextest.ID(2)); !l.Began.IsZero() {
+		t.Errorf("a replica without prefills began with one at %v", l.Began)
+	}
 }
 
 func TestLoadShare(t *testing.T) {

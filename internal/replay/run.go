@@ -177,30 +177,10 @@ type world struct {
 	loads    []int32 // Requests per replica, the truth.
 	scraped  int     // The replica that is scraped next.
 	scrapeAt time.Duration
-	rates    []blockRate
+	fills    []replica.FillRate
 
 	result *Result
 	events []sim.Event
-}
-
-// blockRate remembers how many blocks an engine had filled at each scrape.
-type blockRate struct {
-	at     []time.Duration
-	blocks []int64
-}
-
-// rate returns how many blocks a second were filled while the cache was last filled once; 0 as long as it has never been full.
-func (r *blockRate) rate(now time.Duration, blocks, size int64) float64 {
-	r.at, r.blocks = append(r.at, now), append(r.blocks, blocks)
-	first := 0
-	for first+1 < len(r.at) && r.blocks[first+1] <= blocks-size {
-		first++
-	}
-	r.at, r.blocks = r.at[first:], r.blocks[first:]
-	if filled := blocks - r.blocks[0]; filled >= size {
-		return float64(filled) / (now - r.at[0]).Seconds()
-	}
-	return 0
 }
 
 // Run runs the workload with the policy that each gateway gets by its options, in virtual time. It stops early with the context's
@@ -307,7 +287,7 @@ func newWorld(load Workload, policy route.Options, opts Options) (*world, error)
 		toldSum:    make([]share, n),
 		flight:     make(map[uint64]pending),
 		loads:      make([]int32, n),
-		rates:      make([]blockRate, n),
+		fills:      make([]replica.FillRate, n),
 	}
 	engine := sim.Options{
 		BlockTokens: w.blocks,
@@ -493,11 +473,8 @@ func (w *world) scrape() {
 	s := e.Stats()
 	c := &w.candidates[i]
 	c.Running, c.Waiting, c.KVUsage = s.Running, s.Waiting, s.KVUsage()
-	r := &w.rates[i]
-	// An untouched block moves up in the queue of free ones with each block that is newly filled, and with each cached one that
-	// is used again if it lay ahead, as half of them do on average.
-	tokens := s.PromptTokens - s.CachedTokens/2 + s.GeneratedTokens
-	rate := r.rate(w.now, tokens/int64(w.blocks), int64(w.opts.CacheBlocks))
-	w.holders[i].MaxAge = index.Residence(w.opts.CacheBlocks, rate)
+	filled := replica.FilledBlocks(float64(s.PromptTokens), float64(s.CachedTokens), float64(s.GeneratedTokens), w.blocks)
+	w.fills[i].Observe(w.clock(), filled, float64(w.opts.CacheBlocks))
+	w.holders[i].MaxAge = index.Residence(w.opts.CacheBlocks, w.fills[i].PerSecond())
 	w.result.sample(w)
 }

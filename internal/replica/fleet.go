@@ -52,13 +52,15 @@ type Snapshot struct {
 	MetricsAge time.Duration
 	// MetricsFresh says that Running and Waiting are known and recent enough to be used.
 	MetricsFresh bool
-	// NewBlockRate is how many blocks a second are newly written into its cache, smoothed over a minute; 0 if unknown.
-	NewBlockRate float64
+	// FillRate is how fast its cache is refilled, in blocks per second; 0 if nothing is being replaced, or unknown.
+	FillRate float64
 	// InFlight is the number of this gateway's own requests on the replica.
 	InFlight int
-	// PrefillTokens are the uncached prompt tokens of those that have not seen their first token, less what the replica should
-	// have computed of the first of them by now.
+	// PrefillTokens are the uncached prompt tokens of those that have not seen their first token, and Prefills is their number.
 	PrefillTokens int64
+	Prefills      int
+	// PrefillBegan is when the replica began with the first of them, as far as this gateway saw; zero if it never sent it one.
+	PrefillBegan time.Time
 	// PrefillRate is the learned prefill speed in tokens per second; 0 while unknown.
 	PrefillRate float64
 	// LoadedAdapters are the adapters it runs requests of, WaitingAdapters those it will load next. Shared: read only.

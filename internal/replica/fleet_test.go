@@ -349,7 +349,7 @@ func TestLeasesEndOnTheirOwnInstance(t *testing.T) {
 		}
 		f.SetReplicas([]Target{{URL: "http://A:1/"}})
 		wg.Wait()
-		if n, p, q := old.inFlight.Load(), old.prefillTokens, len(old.queue); n != 0 || p != 0 || q != 0 {
+		if n, p, q := old.inFlight.Load(), old.prefillTokens, old.prompts; n != 0 || p != 0 || q != 0 {
 			t.Fatalf("old instance has %d in flight, %d prefill tokens, %d waiting; want none", n, p, q)
 		}
 		in := f.members.Load().list[0]
@@ -381,40 +381,42 @@ func TestAcquireCountsAtDispatch(t *testing.T) {
 	check(0, 0)
 }
 
-func TestPrefillUnderWayCountsInPart(t *testing.T) {
+// How long the replica has been at the first prompt in its queue is told by when that was sent, or by the last first token.
+func TestPrefillBegan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _, _ := newFleet(t, Options{Replicas: []Target{{URL: "http://a:1"}}}, false)
-		in := f.members.Load().list[0]
-		check := func(want int64) {
+		start := time.Now()
+		check := func(tokens int64, prefills int, began time.Duration) {
 			t.Helper()
-			if got := f.AppendSnapshots(nil)[0].PrefillTokens; got != want {
-				t.Errorf("PrefillTokens = %d, want %d", got, want)
+			s := f.AppendSnapshots(nil)[0]
+			if s.PrefillTokens != tokens || s.Prefills != prefills || s.PrefillBegan.Sub(start) != began {
+				t.Errorf("%d tokens of %d prompts since %v, want %d of %d since %v",
+					s.PrefillTokens, s.Prefills, s.PrefillBegan.Sub(start), tokens, prefills, began)
 			}
 		}
+		if s := f.AppendSnapshots(nil)[0]; !s.PrefillBegan.IsZero() {
+			t.Errorf("PrefillBegan = %v before anything was sent", s.PrefillBegan)
+		}
+		time.Sleep(time.Second)
 		first, _ := f.Acquire("http://a:1", 1000)
-		time.Sleep(500 * time.Millisecond)
-		check(1000) // The rate is not known.
-		in.rate.rate.Store(math.Float64bits(1000))
-		check(500)
+		time.Sleep(time.Second)
 		second, _ := f.Acquire("http://a:1", 300)
 		third, _ := f.Acquire("http://a:1", 200)
-		check(1000)
-		time.Sleep(10 * time.Second)
-		check(500) // What waits behind a slow one has not begun.
+		check(1500, 3, time.Second)
+		time.Sleep(time.Second)
 		first.FirstToken(0)
-		check(500)
-		time.Sleep(100 * time.Millisecond)
-		check(400)
-		third.Release() // A client that left from the middle of the queue.
-		check(200)
+		check(500, 2, 3*time.Second)
+		time.Sleep(time.Second)
+		third.Release() // A client that left from the middle of the queue: nothing is known to have begun.
+		check(300, 1, 3*time.Second)
 		second.Release()
-		check(0)
+		check(0, 0, 3*time.Second)
 		time.Sleep(time.Hour)
 		last, _ := f.Acquire("http://a:1", 100)
-		check(100) // Idle time is not progress.
+		check(100, 1, time.Hour+4*time.Second) // Idle time is not progress.
 		last.Release()
-		check(0)
 		first.Release()
+		check(0, 0, time.Hour+4*time.Second)
 	})
 }
 

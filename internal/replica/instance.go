@@ -55,9 +55,9 @@ type instance struct {
 
 	draining bool
 
-	prefillTokens int64     // Of the leases in queue.
-	queue         []*Lease  // Those that wait for their first token, in the order in which they were sent.
-	headSince     time.Time // When the one before the first in queue was done.
+	prefillTokens int64     // Of the leases that wait for their first token.
+	prompts       int       // Their number.
+	began         time.Time // When the engine began with the first of them, as far as first tokens tell.
 
 	up        bool // Verdict of the health path.
 	judged    bool // There has been a verdict.
@@ -78,7 +78,7 @@ type instance struct {
 	scrapedAt time.Time // Zero before the first scrape.
 	fresh     bool      // As last logged.
 	warned    bool      // Missing metrics were logged.
-	blocks    blockRate
+	fill      FillRate
 	progress  float64 // Sum of counters at the last progress.
 	movedAt   time.Time
 	models    []Model
@@ -231,7 +231,7 @@ func (in *instance) scraped(now time.Time, s sample, missing []string) {
 			in.fleet.log.Info("replica restarted", "replica", in.addr, "start", start)
 		}
 		in.start = start
-		in.blocks = blockRate{}
+		in.fill = FillRate{}
 		in.movedAt = time.Time{}
 	}
 	in.load = s
@@ -240,7 +240,9 @@ func (in *instance) scraped(now time.Time, s sample, missing []string) {
 	if math.IsNaN(cached) {
 		cached = 0
 	}
-	in.blocks.observe(now, s.prompt-cached+s.generated)
+	if s.blockTokens > 0 {
+		in.fill.Observe(now, FilledBlocks(s.prompt, cached, s.generated, s.blockTokens), float64(s.numBlocks))
+	}
 	if len(missing) > 0 && !in.warned {
 		in.warned = true
 		in.fleet.log.Warn("replica does not export all metrics", "replica", in.addr, "missing", missing)
@@ -308,9 +310,11 @@ func (in *instance) snapshot(now time.Time, s *Snapshot) {
 		ID: ID{in.addr, in.start}, Healthy: in.usableLocked(now), Up: in.up, Draining: in.draining, Models: in.models,
 		BlockTokens: in.load.blockTokens, NumBlocks: in.load.numBlocks,
 		KVUsage:        in.load.kvUsage,
-		NewBlockRate:   in.blocks.perSecond(in.load.blockTokens),
+		FillRate:       in.fill.PerSecond(),
 		InFlight:       int(in.inFlight.Load()),
-		PrefillTokens:  in.remainingLocked(now),
+		PrefillTokens:  in.prefillTokens,
+		Prefills:       in.prompts,
+		PrefillBegan:   in.began,
 		PrefillRate:    in.rate.get(),
 		LoadedAdapters: in.load.adapters, WaitingAdapters: in.load.waitingAdapters, MaxAdapters: in.load.maxAdapters,
 		Weight: in.weight,
@@ -327,27 +331,10 @@ func (in *instance) snapshot(now time.Time, s *Snapshot) {
 	}
 }
 
-// remainingLocked is what the replica has still to prefill: engines work in the order of arrival, so what the first in the
-// queue has had of the replica's time is done. In a simulation of four replicas at 60 to 90 % of their capacity this makes
-// the mean time to the first token 4 to 5 % shorter than counting each request in full until its end.
-func (in *instance) remainingLocked(now time.Time) int64 {
-	if len(in.queue) == 0 {
-		return 0
-	}
-	head := in.queue[0]
-	began := head.sent
-	if in.headSince.After(began) {
-		began = in.headSince
-	}
-	done := min(int64(in.rate.get()*now.Sub(began).Seconds()), head.tokens)
-	return in.prefillTokens - max(done, 0)
-}
-
 // Lease is a request's place on a replica, from its dispatch to its end. Its methods are safe for concurrent use.
 type Lease struct {
 	in     *instance
 	tokens int64
-	sent   time.Time
 	trial  bool
 
 	prefilling atomic.Bool
@@ -355,13 +342,16 @@ type Lease struct {
 }
 
 func (in *instance) acquire(now time.Time, prefillTokens int) *Lease {
-	l := &Lease{in: in, tokens: int64(max(prefillTokens, 0)), sent: now}
+	l := &Lease{in: in, tokens: int64(max(prefillTokens, 0))}
 	l.prefilling.Store(true)
 	in.inFlight.Add(1)
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if in.prompts == 0 {
+		in.began = now
+	}
 	in.prefillTokens += l.tokens
-	in.queue = append(in.queue, l)
+	in.prompts++
 	if in.onTrialLocked(now) {
 		l.trial = true
 		in.trials++
@@ -373,29 +363,26 @@ func (in *instance) acquire(now time.Time, prefillTokens int) *Lease {
 // count, and the replica's prefill rate learns from it, unless ttft is 0: then the time, or the number of tokens, is not
 // known well enough. Calls after the first, or after Release, do nothing.
 func (l *Lease) FirstToken(ttft time.Duration) {
-	now := time.Now()
-	if !l.prefilled(now) {
+	if !l.prefilled() {
 		return
 	}
+	now := time.Now()
 	l.in.rate.observe(now, int(l.tokens), ttft)
 	l.in.mu.Lock()
 	defer l.in.mu.Unlock()
 	l.in.aliveAt = now
+	l.in.began = now // With the next: engines work in the order of arrival.
 }
 
 // prefilled stops counting the lease's prefill tokens; it reports whether this call did.
-func (l *Lease) prefilled(now time.Time) bool {
+func (l *Lease) prefilled() bool {
 	if !l.prefilling.CompareAndSwap(true, false) {
 		return false
 	}
 	l.in.mu.Lock()
 	defer l.in.mu.Unlock()
 	l.in.prefillTokens -= l.tokens
-	i := slices.Index(l.in.queue, l)
-	l.in.queue = slices.Delete(l.in.queue, i, i+1)
-	if i == 0 {
-		l.in.headSince = now
-	}
+	l.in.prompts--
 	return true
 }
 
@@ -410,7 +397,7 @@ func (l *Lease) Release() {
 	if !l.released.CompareAndSwap(false, true) {
 		return
 	}
-	l.prefilled(time.Now())
+	l.prefilled()
 	l.in.inFlight.Add(-1)
 	if l.trial {
 		l.in.mu.Lock()

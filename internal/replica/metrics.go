@@ -13,7 +13,7 @@ type collector struct {
 	fleet *Fleet
 
 	healthy, draining, inFlight, prefillTokens, prefillRate   *prometheus.Desc
-	age, fresh, running, waiting, kvUsage, blocks, newBlocks  *prometheus.Desc
+	age, fresh, running, waiting, kvUsage, blocks, fillRate   *prometheus.Desc
 	weight, startTime, restarts, ejections, pollErrors, total *prometheus.Desc
 }
 
@@ -26,7 +26,7 @@ func newCollector(f *Fleet) *collector {
 		healthy:       desc("healthy", "1 if the replica may get requests."),
 		draining:      desc("draining", "1 if the replica shall get no new requests."),
 		inFlight:      desc("in_flight_requests", "Requests of this gateway on the replica."),
-		prefillTokens: desc("prefill_tokens", "Uncached prompt tokens of this gateway's requests that the replica has still to compute."),
+		prefillTokens: desc("prefill_tokens", "Uncached prompt tokens of this gateway's requests that wait for their first token."),
 		prefillRate:   desc("prefill_rate_tokens_per_second", "Learned prefill speed; absent while unknown."),
 		age:           desc("metrics_age_seconds", "Time since the replica's metrics were read; absent if they never were."),
 		fresh:         desc("metrics_fresh", "1 if the replica's metrics are recent enough to be used."),
@@ -34,7 +34,7 @@ func newCollector(f *Fleet) *collector {
 		waiting:       desc("waiting_requests", "Waiting requests as the engine counts them."),
 		kvUsage:       desc("kv_usage_ratio", "Part of the KV cache in use by running requests; absent while unknown."),
 		blocks:        desc("cache_blocks", "Size of the KV cache in blocks; absent while unknown."),
-		newBlocks:     desc("new_blocks_per_second", "Blocks newly written into the KV cache, smoothed over a minute."),
+		fillRate:      desc("fill_blocks_per_second", "How fast the KV cache is refilled; 0 as long as nothing is replaced."),
 		weight:        desc("weight_ratio", "Configured relative capacity."),
 		startTime:     desc("start_time_seconds", "Start of the engine's process since the epoch; absent while unknown."),
 		restarts:      desc("restarts_total", "Restarts of the engine that were seen."),
@@ -48,7 +48,7 @@ func newCollector(f *Fleet) *collector {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range [...]*prometheus.Desc{
 		c.healthy, c.draining, c.inFlight, c.prefillTokens, c.prefillRate, c.age, c.fresh, c.running, c.waiting, c.kvUsage,
-		c.blocks, c.newBlocks, c.weight, c.startTime, c.restarts, c.ejections, c.pollErrors, c.total,
+		c.blocks, c.fillRate, c.weight, c.startTime, c.restarts, c.ejections, c.pollErrors, c.total,
 	} {
 		ch <- d
 	}
@@ -92,7 +92,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(c.age, s.MetricsAge.Seconds())
 			gauge(c.running, float64(s.Running))
 			gauge(c.waiting, float64(s.Waiting))
-			gauge(c.newBlocks, s.NewBlockRate)
+			gauge(c.fillRate, s.FillRate)
 		}
 		if !math.IsNaN(s.KVUsage) {
 			gauge(c.kvUsage, s.KVUsage)

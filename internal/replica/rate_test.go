@@ -119,42 +119,6 @@ func TestRateIsUnknownOrSane(t *testing.T) {
 	}
 }
 
-func TestBlockRate(t *testing.T) {
-	var b blockRate
-	now := time.Unix(1_700_000_000, 0)
-	if b.observe(now, 1e6); b.perSecond(16) != 0 {
-		t.Errorf("rate after one scrape = %v, want 0", b.perSecond(16))
-	}
-	tokens := 1e6
-	for range 10 {
-		now = now.Add(time.Second)
-		tokens += 1600
-		b.observe(now, tokens)
-		if got := b.perSecond(16); math.Abs(got-100) > 1e-6 {
-			t.Fatalf("rate = %v, want 100 from the second scrape on", got)
-		}
-	}
-	now = now.Add(time.Second)
-	b.observe(now, 0) // A reset.
-	if got := b.perSecond(16); got != 0 {
-		t.Errorf("rate after a reset = %v, want 0", got)
-	}
-	now = now.Add(time.Second)
-	b.observe(now, 3200)
-	for range 600 {
-		now = now.Add(time.Second)
-		tokens = b.tokens + 800
-		b.observe(now, tokens)
-	}
-	if got := b.perSecond(16); math.Abs(got-50) > 1 {
-		t.Errorf("rate = %v, want 50 after ten minutes", got)
-	}
-	b.observe(now, math.NaN())
-	if got := b.perSecond(16); got != 0 {
-		t.Errorf("rate of a counter that vanished = %v, want 0", got)
-	}
-}
-
 func BenchmarkRate(b *testing.B) {
 	var est rateEstimator
 	rng := rand.New(rand.NewPCG(1, 2))
