@@ -21,6 +21,6 @@ echo "clients: installing openai $PYTHON_VERSION (Python) and $NODE_VERSION (Nod
 rm -rf "$DIR"
 mkdir -p "$DIR/node"
 # --target needs no venv module, which some distributions package apart.
-python3 -m pip install --quiet --no-warn-script-location --no-warn-conflicts --root-user-action=ignore --target "$DIR/python" "openai==$PYTHON_VERSION"
-npm install --silent --no-audit --no-fund --prefix "$DIR/node" "openai@$NODE_VERSION"
+python3 -m pip install --quiet --disable-pip-version-check --no-warn-script-location --no-warn-conflicts --root-user-action=ignore --target "$DIR/python" "openai==$PYTHON_VERSION"
+npm install --loglevel error --no-audit --no-fund --prefix "$DIR/node" "openai@$NODE_VERSION"
 echo "$STAMP" >"$DIR/stamp"

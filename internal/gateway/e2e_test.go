@@ -558,6 +558,50 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	}
 }
 
+// Bodies that break off, or are not HTTP, used to be answered with an empty 200, and where they are streamed to be held against the
+// replica, which some of them could take out.
+func TestBrokenBodiesAreTheClientsFault(t *testing.T) {
+	e := startEngine(t, oneModel, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		answerOK(w, r)
+	})
+	c := testConfig(e.URL)
+	c.Server.BodyTimeout = 300 * time.Millisecond
+	c.Fleet.SoftFailures = 1
+	g := start(t, c)
+	const chunked, cut = "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "Content-Length: 1000\r\n\r\nhello"
+	for _, kind := range []string{"application/json", "multipart/form-data; boundary=x"} {
+		for _, b := range []struct {
+			name, rest string
+			leave      bool
+			want       string
+		}{
+			{"malformed", chunked + "zz\r\nhello", false, " 400 "},
+			{"cut", cut, true, " 400 "},
+			{"cut in a chunk", chunked + "5\r\nhe", true, " 400 "},
+			{"slow", cut, false, " 408 "},
+		} {
+			conn, err := net.Dial("tcp", g.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			io.WriteString(conn, "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Type: "+kind+"\r\n"+b.rest)
+			if b.leave {
+				conn.(*net.TCPConn).CloseWrite()
+			}
+			answer, _ := io.ReadAll(conn) // returns because the gateway closes the connection
+			if !strings.Contains(string(answer), b.want) {
+				t.Errorf("%s %s: answer %q, want %q", kind, b.name, answer, b.want)
+			}
+		}
+	}
+	if n := g.metric(`prefixgate_replica_healthy{replica="` + e.URL + `"}`); n != 1 {
+		t.Error("the replica was taken out for what clients sent")
+	}
+	g.ok("/v1/completions", completion("a"))
+}
+
 // With every place taken new requests are refused at once; places come back however requests end.
 func TestMaxInFlight(t *testing.T) {
 	block := make(chan struct{})

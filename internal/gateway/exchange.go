@@ -59,9 +59,7 @@ type exchange struct {
 	decideFrom time.Time
 	decided    time.Duration
 
-	// paced and limited are the client's body if it is streamed.
-	paced   *pacedBody
-	limited *limitedBody
+	limited *limitedBody // the client's body if it is streamed
 
 	current   *attempt
 	tried     []string
@@ -144,9 +142,8 @@ func (g *Gateway) begin(w http.ResponseWriter, r *http.Request, ep openai.Endpoi
 // refuse answers with an error of the gateway's own.
 func (x *exchange) refuse(err error, result outcome) {
 	x.err, x.result = nil, result
-	if errors.Is(err, errClientGone) {
+	if errors.Is(err, errBodyCut) {
 		x.result = outcome(proxy.ResultClientGone)
-		return
 	}
 	x.w.Header().Set(requestIDHeader, x.id)
 	openai.WriteError(x.w, err)
@@ -500,7 +497,7 @@ func (x *exchange) done(a *attempt, result proxy.Result) {
 		a.lease.Failed(replica.FailureReset)
 	case proxy.ResultFirstByteTimeout, proxy.ResultIdleTimeout:
 		a.lease.Failed(replica.FailureFirstByte)
-	case proxy.ResultNoReplica, proxy.ResultTotalTimeout, proxy.ResultClientGone, proxy.ResultClientStalled:
+	case proxy.ResultNoReplica, proxy.ResultTotalTimeout, proxy.ResultBadBody, proxy.ResultClientGone, proxy.ResultClientStalled:
 		// Nobody's fault, or not the replica's.
 	}
 	if a.prefilled != nil {

@@ -67,9 +67,6 @@ func (g *Gateway) pass(w http.ResponseWriter, r *http.Request) {
 	x.look()
 	x.match(r.Context())
 	x.forward(body)
-	if x.tooLarge() {
-		x.refuse(openai.BodyTooLarge(g.server.MaxBodyBytes), outcomeRejected)
-	}
 }
 
 // passedOn marks requests of the endpoints that have no prefix routing.
@@ -92,14 +89,9 @@ func (x *exchange) stream() {
 		return
 	}
 	s := &x.g.server
-	x.paced = newPacedBody(x.w, x.r, s.BodyTimeout, s.BodyMinRate)
-	x.limited = &limitedBody{ReadCloser: http.MaxBytesReader(x.w, x.paced, s.MaxBodyBytes)}
+	paced := newPacedBody(x.w, x.r, s.BodyTimeout, s.BodyMinRate)
+	x.limited = &limitedBody{ReadCloser: http.MaxBytesReader(x.w, paced, s.MaxBodyBytes), limit: s.MaxBodyBytes}
 	x.r.Body = x.limited
-}
-
-// tooLarge says whether a streamed body turned out to be larger than allowed before anything was answered.
-func (x *exchange) tooLarge() bool {
-	return x.limited != nil && x.limited.exceeded.Load() && !x.forwarded.Written
 }
 
 // forward sends the request to replicas until one answers, and streams the answer.
@@ -123,11 +115,16 @@ func (x *exchange) forward(body []byte) {
 			x.result = outcomeOK
 		}
 	}
-	if o.Written || o.Result == proxy.ResultClientGone || x.tooLarge() {
-		return
+	switch {
+	case o.Written:
+	case o.Result == proxy.ResultClientGone:
+		x.forwarded.Abort = true // or the server would answer for us, with an empty 200
+	case o.Result == proxy.ResultBadBody:
+		x.refuse(x.limited.failed.Load(), outcomeRejected)
+	default:
+		x.refuse(failure(o.Result, x.g), x.result)
+		x.err = o.Err
 	}
-	x.refuse(failure(o.Result, x.g), x.result)
-	x.err = o.Err
 }
 
 // failure is what a client is told of an end without an answer.
@@ -139,7 +136,7 @@ func failure(result proxy.Result, g *Gateway) error {
 		return openai.Timeout()
 	case proxy.ResultDial, proxy.ResultFailed, proxy.ResultRefused, proxy.ResultBroken:
 		return openai.UpstreamFailed()
-	case proxy.ResultOK, proxy.ResultClientGone, proxy.ResultClientStalled:
+	case proxy.ResultOK, proxy.ResultBadBody, proxy.ResultClientGone, proxy.ResultClientStalled:
 	}
 	return errors.New("BUG: no answer, and no reason for it")
 }

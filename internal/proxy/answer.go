@@ -26,6 +26,7 @@ type answerParts struct {
 	attempt     Attempt
 	cancel      context.CancelCauseFunc
 	ctx, client context.Context
+	stream      *onceBody // the client's body; nil if it is not streamed
 	observer    Observer
 	idle        time.Duration
 	first       []byte // read ahead, from buffers; nil if nothing was
@@ -55,7 +56,7 @@ func (a *answer) Read(p []byte) (int, error) {
 		}
 	}
 	if err != nil {
-		a.result, a.err = readResult(a.ctx, a.client, err)
+		a.result, a.err = readResult(a.ctx, a.client, a.stream, err)
 	}
 	return n, err
 }

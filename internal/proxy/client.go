@@ -69,6 +69,9 @@ func (w *clientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (w *clientWriter) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		w.status = status
+		if h := w.Header(); h["Content-Type"] == nil {
+			h["Content-Type"] = nil // or the server would guess one that the replica did not send
+		}
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

@@ -35,6 +35,8 @@ const (
 	ResultTotalTimeout Result = "total_timeout"
 	// ResultBroken: the replica broke off after the first byte of its answer.
 	ResultBroken Result = "broken"
+	// ResultBadBody: the client's streamed body could not be read to its end. No replica is to blame.
+	ResultBadBody Result = "bad_body"
 	// ResultClientGone: the client left. No replica is to blame.
 	ResultClientGone Result = "client_gone"
 	// ResultClientStalled: the client did not accept a piece of the answer within WriteTimeout.
@@ -45,7 +47,7 @@ const (
 func Results() []Result {
 	return []Result{
 		ResultOK, ResultNoReplica, ResultDial, ResultFailed, ResultRefused, ResultFirstByteTimeout, ResultIdleTimeout,
-		ResultTotalTimeout, ResultBroken, ResultClientGone, ResultClientStalled,
+		ResultTotalTimeout, ResultBroken, ResultBadBody, ResultClientGone, ResultClientStalled,
 	}
 }
 
@@ -107,9 +109,13 @@ func (e *failError) Error() string { return e.err.Error() }
 // Unwrap returns the cause.
 func (e *failError) Unwrap() error { return e.err }
 
-// classify says what an error before the first byte means. ctx is the attempt's context, client the client's own.
-func classify(ctx, client context.Context, err error, trace *connTrace) *failError {
+// classify says what an error before the first byte means. ctx is the attempt's context, client the client's own, body its body if
+// that is streamed.
+func classify(ctx, client context.Context, body *onceBody, err error, trace *connTrace) *failError {
 	switch cause := context.Cause(ctx); {
+	case body.broken():
+		// First: the server takes a client for gone whose body it could not read, but this one may be waiting for an answer.
+		return &failError{result: ResultBadBody, err: errBadBody}
 	case client.Err() != nil:
 		return &failError{result: ResultClientGone, err: client.Err()}
 	case errors.Is(cause, errTotalTimeout):
@@ -140,10 +146,11 @@ func plain(err error) error {
 	return errProtocol
 }
 
-// errClosed and errProtocol stand for what the HTTP client says of a broken connection.
+// What stands for what the HTTP client says of a broken connection.
 var (
 	errClosed   = errors.New("the replica closed the connection")
 	errProtocol = errors.New("the replica's connection broke, or it does not speak HTTP")
+	errBadBody  = errors.New("the client's body could not be read to its end")
 )
 
 // connTrace notes how far an attempt got on its connection. The transport writes it from its own goroutines.
@@ -171,8 +178,8 @@ func (t *connTrace) attach(ctx context.Context) context.Context {
 	})
 }
 
-// readResult says what an error while reading the body means.
-func readResult(ctx, client context.Context, err error) (Result, error) {
+// readResult says what an error while reading the answer's body means.
+func readResult(ctx, client context.Context, body *onceBody, err error) (Result, error) {
 	switch cause := context.Cause(ctx); {
 	case errors.Is(err, io.EOF):
 		return ResultOK, nil
@@ -182,6 +189,8 @@ func readResult(ctx, client context.Context, err error) (Result, error) {
 		return ResultTotalTimeout, cause
 	case errors.Is(cause, errIdleTimeout):
 		return ResultIdleTimeout, cause
+	case body.broken():
+		return ResultBadBody, errBadBody
 	}
 	return ResultBroken, plain(err)
 }

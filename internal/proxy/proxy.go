@@ -276,7 +276,8 @@ func (f *forward) mayRetry(req *http.Request, fail *failError) bool {
 	case ResultFirstByteTimeout:
 		// The generation may go on over there: starting it again elsewhere doubles the load when there is too much already.
 		return f.proxy.opts.RetryFirstByteTimeout && f.canResend(req)
-	case ResultOK, ResultNoReplica, ResultClientGone, ResultTotalTimeout, ResultBroken, ResultRefused, ResultClientStalled, ResultIdleTimeout:
+	case ResultOK, ResultNoReplica, ResultClientGone, ResultTotalTimeout, ResultBroken, ResultRefused, ResultBadBody, ResultClientStalled,
+		ResultIdleTimeout:
 	}
 	return false
 }
@@ -338,12 +339,12 @@ func (f *forward) try(req *http.Request, attempt Attempt, sameAgain bool) (*http
 	watch.stop()
 	if err != nil {
 		f.proxy.buffers.Put(first)
-		fail := classify(ctx, f.client, err, trace)
+		fail := classify(ctx, f.client, f.stream, err, trace)
 		cancel(nil)
 		return nil, fail
 	}
 	f.answer = newAnswer(resp, answerParts{
-		attempt: attempt, cancel: cancel, ctx: ctx, client: f.client, observer: f.call.Observer,
+		attempt: attempt, cancel: cancel, ctx: ctx, client: f.client, stream: f.stream, observer: f.call.Observer,
 		idle: f.proxy.opts.IdleTimeout, first: first, firstErr: firstErr, buffers: f.proxy.buffers,
 	})
 	if resp.StatusCode != http.StatusSwitchingProtocols {
@@ -393,18 +394,25 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip calls the function.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// onceBody is a body that can be read once; it remembers whether that has begun. The transport reads it from a goroutine of
-// its own.
+// onceBody is a body that can be read once; it remembers whether that has begun, and whether it failed. The transport reads it
+// from a goroutine of its own.
 type onceBody struct {
 	io.ReadCloser
-	touched atomic.Bool
+	touched, failed atomic.Bool
 }
 
-// Read notes that the body was begun.
+// Read notes that the body was begun, and an error other than its end.
 func (b *onceBody) Read(p []byte) (int, error) {
 	b.touched.Store(true)
-	return b.ReadCloser.Read(p)
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.failed.Store(true)
+	}
+	return n, err
 }
+
+// broken says whether reading it failed; there may be no streamed body at all.
+func (b *onceBody) broken() bool { return b != nil && b.failed.Load() }
 
 // Close is left to the server, which owns the client's body: the transport closes bodies on a failed dial, and the next
 // attempt still needs this one.

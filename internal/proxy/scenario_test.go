@@ -174,6 +174,22 @@ func TestTrailersAndInterimAnswersPass(t *testing.T) {
 	}
 }
 
+// An answer without a Content-Type used to get the one that the server made of its first bytes.
+func TestNoContentTypeIsMadeUp(t *testing.T) {
+	rg := newRig(t, Options{}, backend(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Type"] = nil
+		io.WriteString(w, "<html>")
+	}))
+	resp, err := http.Post(rg.URL, "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if kind, ok := resp.Header["Content-Type"]; ok {
+		t.Errorf("Content-Type = %q, want none", kind)
+	}
+}
+
 // Elsewhere bodies went to the wrong request, or were gone at the second try; and places leaked when clients left.
 func TestManyRequestsManyLeave(t *testing.T) {
 	live := backend(t, func(w http.ResponseWriter, r *http.Request) {
