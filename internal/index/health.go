@@ -108,7 +108,7 @@ func (h *health) changed(from, to gobreaker.State) {
 		// Once more: what was read while Redis was going away is not to be relied on either.
 		h.epoch.Add(1)
 		if h.tellBack {
-			h.log.Info("redis answers again", "away_for", now.Sub(h.since).Round(time.Millisecond))
+			h.log.Info("redis answers again", "away_seconds", now.Sub(h.since).Seconds())
 		}
 	}
 }
