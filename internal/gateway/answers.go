@@ -34,14 +34,16 @@ type answer struct {
 	// chain is the prompt's.
 	chain []block.Hash
 	// req is the request; its body is held until the answer is recorded.
-	req  *openai.Request
-	ids  []uint32 // of the prompt
-	text []byte
+	req    *openai.Request
+	prompt tokenize.Encoded // released once the answer is recorded
+	text   []byte
 	// stopped says that the model ended the answer by a token of its own, which is not part of the text.
 	stopped   bool
 	completed int // generated tokens as the engine counted them; 0 if it did not tell
-	marks     []block.Mark
 }
+
+// ids are the prompt's.
+func (a *answer) ids() []uint32 { return a.prompt.Prompts[0].IDs }
 
 // answers records what replicas hold after they have answered: not only the prompt, but also the tokens they generated,
 // with which the next turn of the conversation will begin. It works behind the requests, in one goroutine, and drops what
@@ -76,7 +78,7 @@ func (s *answers) run(ctx context.Context) {
 	}
 }
 
-func (a *answer) size() int { return len(a.req.Body) + len(a.text) + 4*len(a.ids) }
+func (a *answer) size() int { return len(a.req.Body) + len(a.text) + 4*len(a.ids()) }
 
 // charge adds to what the queue holds and returns the sum.
 func (s *answers) charge(n int) int {
@@ -113,13 +115,15 @@ func (s *answers) record(ctx context.Context, a answer) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, answerBudget)
 	defer cancel()
+	defer a.prompt.Release()
 	encoded, err := a.tokens.Encode(ctx, continued(a.req, a.text))
+	defer encoded.Release()
 	if err != nil || len(encoded.Prompts) != 1 {
 		s.g.metrics.drops[dropTokens].Inc()
 		return
 	}
-	ids := encoded.Prompts[0].IDs
-	if len(ids) <= len(a.ids) || !startsWith(ids, a.ids) {
+	ids, before, marks := encoded.Prompts[0].IDs, a.ids(), a.prompt.Prompts[0].Marks
+	if len(ids) <= len(before) || !startsWith(ids, before) {
 		s.g.metrics.drops[dropTemplate].Inc()
 		return
 	}
@@ -129,7 +133,7 @@ func (s *answers) record(ctx context.Context, a answer) {
 		held--
 	}
 	if a.completed > 0 {
-		held = min(held, len(a.ids)+a.completed-1)
+		held = min(held, len(before)+a.completed-1)
 	}
 	size := a.scope.BlockTokens
 	if held/size <= len(a.chain) {
@@ -137,10 +141,10 @@ func (s *answers) record(ctx context.Context, a answer) {
 	}
 	chain := make([]block.Hash, len(a.chain), held/size)
 	copy(chain, a.chain)
-	if n := len(chain); n > 0 && len(a.marks) == 0 {
+	if n := len(chain); n > 0 && len(marks) == 0 {
 		chain = block.AppendChain(chain, chain[n-1], ids[n*size:held], size, nil) // h(i) depends on h(i-1) and block i alone
 	} else {
-		chain = block.AppendChain(chain[:0], a.scope.Root(), ids[:held], size, a.marks)
+		chain = block.AppendChain(chain[:0], a.scope.Root(), ids[:held], size, marks)
 	}
 	s.g.index.Record(a.id, chain)
 	s.g.metrics.records[recordAnswer].Inc()
@@ -191,7 +195,7 @@ func quote(s string) []byte {
 // keepText is how much of the answer's text is to be kept, in bytes; 0 if it will not be recorded.
 func (x *exchange) keepText() int {
 	switch {
-	case x.loadOnly != "" || len(x.prompts) != 1 || x.req.N != 1:
+	case x.loadOnly != "" || len(x.encoded.Prompts) != 1 || x.req.N != 1:
 	case x.endpoint == openai.Completions && x.req.Prompts[0].Tokens != nil:
 	case x.req.ContinueFinalMessage != nil && *x.req.ContinueFinalMessage:
 	case x.req.AddGenerationPrompt != nil && !*x.req.AddGenerationPrompt:
@@ -218,7 +222,8 @@ func (x *exchange) record() {
 		completed = ans.Usage.CompletionTokens
 	}
 	x.g.answers.put(answer{
-		tokens: x.tokens, id: a.id, scope: x.scope(a.blockTokens), chain: a.chains[0], req: x.req, ids: x.prompts[0].IDs, text: ans.Text,
-		stopped: ans.Finish == "stop", completed: completed, marks: x.prompts[0].Marks,
+		tokens: x.tokens, id: a.id, scope: x.scope(a.blockTokens), chain: a.chains[0], req: x.req, prompt: x.encoded, text: ans.Text,
+		stopped: ans.Finish == "stop", completed: completed,
 	})
+	x.encoded = tokenize.Encoded{} // it is the answer's now
 }

@@ -49,7 +49,7 @@ type exchange struct {
 	model  *model // nil without a tokenizer
 	tokens *tokenize.Model
 
-	prompts      []tokenize.Prompt
+	encoded      tokenize.Encoded // released at the end
 	promptTokens int
 	loadOnly     fallback
 	chains       []chains
@@ -215,7 +215,6 @@ func (x *exchange) resolve() error {
 func (x *exchange) encode(ctx context.Context) {
 	x.loadOnly = x.tryEncode(ctx)
 	if x.loadOnly != "" {
-		x.prompts, x.promptTokens = nil, 0
 		x.g.metrics.loadOnly.WithLabelValues(string(x.loadOnly)).Inc()
 	}
 }
@@ -226,6 +225,9 @@ func (x *exchange) tryEncode(ctx context.Context) (why fallback) {
 		if v := recover(); v != nil {
 			x.g.caught(v)
 			why = fallbackPanic
+		}
+		if why != "" {
+			x.encoded, x.promptTokens = tokenize.Encoded{}, 0
 		}
 	}()
 	if x.model == nil {
@@ -243,9 +245,9 @@ func (x *exchange) tryEncode(ctx context.Context) (why fallback) {
 	case err != nil:
 		return fallback(tokenize.ReasonEncoder)
 	}
-	x.prompts = encoded.Prompts
-	for i := range x.prompts {
-		x.promptTokens += len(x.prompts[i].IDs)
+	x.encoded = encoded
+	for i := range encoded.Prompts {
+		x.promptTokens += len(encoded.Prompts[i].IDs)
 	}
 	return ""
 }
@@ -350,8 +352,8 @@ func (x *exchange) chainOf(blockTokens int) *chains {
 		}
 	}
 	root := x.scope(blockTokens).Root()
-	c := chains{blockTokens: blockTokens, prompts: make([][]block.Hash, len(x.prompts))}
-	for i, p := range x.prompts {
+	c := chains{blockTokens: blockTokens, prompts: make([][]block.Hash, len(x.encoded.Prompts))}
+	for i, p := range x.encoded.Prompts {
 		hashes := make([]block.Hash, 0, len(p.IDs)/blockTokens)
 		c.prompts[i] = block.AppendChain(hashes, root, p.IDs, blockTokens, p.Marks)
 	}
@@ -393,7 +395,7 @@ func (x *exchange) match(ctx context.Context) {
 		blocks := slices.Grow(x.blocks[:0], len(members))[:len(members)]
 		x.holders, x.ids, x.members, x.blocks = holders, ids, members, blocks
 		for p, hashes := range group.prompts {
-			hashes = hashes[:min(len(hashes), block.Hittable(len(x.prompts[p].IDs), group.blockTokens))]
+			hashes = hashes[:min(len(hashes), block.Hittable(len(x.encoded.Prompts[p].IDs), group.blockTokens))]
 			if len(hashes) == 0 {
 				continue
 			}
@@ -555,7 +557,7 @@ func (x *exchange) end() {
 			g.metrics.miscounted.WithLabelValues(a.id.Addr).Inc()
 		}
 		// Of several prompts engines report the cached tokens of one.
-		if len(x.prompts) == 1 && usage.CachedKnown && x.result == outcomeOK {
+		if len(a.chains) == 1 && usage.CachedKnown && x.result == outcomeOK {
 			g.metrics.predicted(a.id.Addr, x.promptTokens, a.believed.tokens, usage.CachedTokens)
 		}
 	}
@@ -590,6 +592,7 @@ func (x *exchange) end() {
 		}
 		g.access.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
 	}
+	x.encoded.Release()
 	surveys.Put(x.survey)
 	x.survey = nil
 	if x.forwarded.Abort {

@@ -86,13 +86,11 @@ func (g *Gateway) explain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x.loadOnly = x.tryEncode(r.Context())
-	if x.loadOnly != "" {
-		x.prompts, x.promptTokens = nil, 0
-	}
 	x.look()
 	x.chain()
 	x.match(r.Context())
 	answer, err := json.Marshal(x.explained())
+	x.encoded.Release()
 	if err != nil {
 		panic("BUG: an explanation that does not marshal: " + err.Error())
 	}

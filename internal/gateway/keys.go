@@ -31,14 +31,14 @@ func (k policyKeys) fill(q *route.Request, x *exchange) {
 	case route.Session:
 		q.Session = route.HashSession(k.session(x.r, x.body))
 	case route.PrefixHash:
-		if k.opts.PrefixHash.Characters > 0 || len(x.prompts) == 0 {
+		if k.opts.PrefixHash.Characters > 0 || len(x.encoded.Prompts) == 0 {
 			q.TextPrefix = route.HashText(firstText(x.req), max(k.opts.PrefixHash.Characters, k.opts.PrefixHash.Tokens))
 		} else {
-			q.TextPrefix = route.HashTokens(x.prompts[0].IDs, k.opts.PrefixHash.Tokens)
+			q.TextPrefix = route.HashTokens(x.encoded.Prompts[0].IDs, k.opts.PrefixHash.Tokens)
 		}
 	case route.SimHash:
-		if len(x.prompts) > 0 {
-			q.SimHash = route.SimHashOf(x.prompts[0].IDs, k.opts.SimHash.Tokens)
+		if len(x.encoded.Prompts) > 0 {
+			q.SimHash = route.SimHashOf(x.encoded.Prompts[0].IDs, k.opts.SimHash.Tokens)
 		}
 	}
 }
