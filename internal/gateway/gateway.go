@@ -336,6 +336,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	workers.Go(func() { report(g.loadTokenizers(background)) })
 	g.log.Info("gateway listens", "addr", g.Addr(), "admin_addr", g.AdminAddr(), "policy", g.policy.Name(), "replicas", g.fleet.Len(),
 		"shared_index", g.load != nil)
+	if g.fleet.Len() == 0 {
+		g.log.Warn("no replicas are configured, so every request will be refused: name some with --replica or fleet.replicas")
+	}
 
 	var err error
 	select {

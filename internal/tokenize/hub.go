@@ -333,7 +333,8 @@ func (h *hub) get(ctx context.Context, parts ...string) (*http.Response, string,
 			passing = resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests
 			err = h.refusal(resp.StatusCode)
 		} else {
-			err = fmt.Errorf("ask the hub at %s for model %s: %w", h.endpoint.Host, h.model, err)
+			err = fmt.Errorf("ask the hub at %s for model %s: %w: check the network and HF_ENDPOINT, or name a folder that holds the model's files",
+				h.endpoint.Host, h.model, err)
 		}
 		if !passing || try == hubTries || ctx.Err() != nil {
 			return nil, "", err
