@@ -60,10 +60,9 @@ type LiveResult struct {
 	Replicas map[string]int `json:"replicas,omitempty"`
 	Reasons  map[string]int `json:"reasons,omitempty"`
 
-	ttfts       []float64
-	over, under int64
-	agreed      int
-	counted     int64 // Prompt tokens of the predicted.
+	ttfts     []float64
+	predicted comparison
+	counted   int64 // Prompt tokens of the predicted.
 }
 
 // Live sends the workload to a running gateway at the workload's own times and waits for all answers. It returns early, with what was
@@ -158,21 +157,14 @@ func (r *LiveResult) add(a *answer) {
 	}
 	r.Predicted++
 	r.counted += int64(a.prompt)
-	switch diff := int64(a.matched - a.cached); {
-	case diff == 0:
-		r.agreed++
-	case diff > 0:
-		r.over += diff
-	default:
-		r.under -= diff
-	}
+	r.predicted.add(a.matched, a.cached)
 }
 
 func (r *LiveResult) finish() {
 	r.TTFT = distribution(r.ttfts)
 	r.TokenHitRate = ratio(r.CachedTokens, r.PromptTokens)
-	r.MatchAgreement = ratio(int64(r.agreed), int64(r.Predicted))
-	r.OverPredicted, r.UnderPredicted = ratio(r.over, r.counted), ratio(r.under, r.counted)
+	r.MatchAgreement = ratio(int64(r.predicted.right), int64(r.Predicted))
+	r.OverPredicted, r.UnderPredicted = ratio(r.predicted.over, r.counted), ratio(r.predicted.under, r.counted)
 }
 
 // liveBody makes the HTTP body of a request: the recorded one, streamed and with usage, or a completion of made-up token ids in which

@@ -49,8 +49,7 @@ type Result struct {
 	ttfts                     []float64
 	blocks, hitBlocks         int64
 	tokens, hitTokens         int64
-	over, under               int64
-	agreed                    int
+	predicted                 comparison
 	ttftError                 float64
 	loadImbalance, loadWeight float64
 	bucket                    time.Duration
@@ -156,6 +155,23 @@ func (r *Result) dispatched(p *pending, reason route.Reason) {
 	rep.PromptTokens += int64(p.prompt)
 }
 
+// comparison adds up how predicted cached tokens differ from the engines' own counts.
+type comparison struct {
+	right       int   // Requests predicted to the token.
+	over, under int64 // Tokens predicted beyond what was cached, and cached beyond what was predicted.
+}
+
+func (c *comparison) add(predicted, cached int) {
+	switch diff := int64(predicted - cached); {
+	case diff == 0:
+		c.right++
+	case diff > 0:
+		c.over += diff
+	default:
+		c.under -= diff
+	}
+}
+
 func (r *Result) firstToken(w *world, p *pending, ev sim.Event) {
 	ttft := (ev.At - p.at).Seconds()
 	r.ttfts = append(r.ttfts, ttft)
@@ -163,14 +179,7 @@ func (r *Result) firstToken(w *world, p *pending, ev sim.Event) {
 	r.hitBlocks += int64(ev.CachedTokens / w.blocks)
 	r.tokens += int64(p.prompt)
 	r.hitTokens += int64(ev.CachedTokens)
-	switch diff := int64(p.predicted - ev.CachedTokens); {
-	case diff == 0:
-		r.agreed++
-	case diff > 0:
-		r.over += diff
-	default:
-		r.under -= diff
-	}
+	r.predicted.add(p.predicted, ev.CachedTokens)
 	r.ttftError += math.Abs(p.expected.Seconds() - ttft)
 	r.Replicas[p.replica].UncachedTokens += int64(p.prompt - ev.CachedTokens)
 	pt := r.point(w.now)
@@ -209,8 +218,8 @@ func (r *Result) finish(w *world) {
 	n := float64(max(1, r.Requests))
 	r.BlockHitRate = ratio(r.hitBlocks, r.blocks)
 	r.TokenHitRate = ratio(r.hitTokens, r.tokens)
-	r.MatchAgreement = float64(r.agreed) / n
-	r.OverPredicted, r.UnderPredicted = ratio(r.over, r.tokens), ratio(r.under, r.tokens)
+	r.MatchAgreement = float64(r.predicted.right) / n
+	r.OverPredicted, r.UnderPredicted = ratio(r.predicted.over, r.tokens), ratio(r.predicted.under, r.tokens)
 	r.TTFTError = r.ttftError / n
 	if r.loadWeight > 0 {
 		r.LoadImbalance = r.loadImbalance / r.loadWeight
