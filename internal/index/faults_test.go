@@ -240,8 +240,8 @@ func TestWrongPassword(t *testing.T) {
 	if g.metric(t, "prefixgate_redis_errors_total", "auth") == 0 {
 		t.Error("no error of kind auth was counted")
 	}
-	dst := make([]int, 1)
-	if err := g.Match(t.Context(), l.prompts[0], indextest.Holders(1), dst); err != nil && strings.Contains(err.Error(), canary) {
+	c := indextest.Chain(rand.New(rand.NewPCG(22, 22)), 50)
+	if err := g.Match(t.Context(), c, indextest.Holders(1), make([]int, 1)); err != nil && strings.Contains(err.Error(), canary) {
 		t.Errorf("error tells the password: %v", err)
 	}
 	if strings.Contains(g.logs.String(), canary) {
