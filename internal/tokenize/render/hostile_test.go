@@ -204,6 +204,26 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
+// The time of a render includes reading the request: a body of a million tiny parts used to take seconds before the template began.
+func TestReadingTakesItsTimeFromTheBudget(t *testing.T) {
+	tmpl := open(t, Options{Source: Source{Templates: map[string]string{"default": "x"}}, Timeout: 5 * time.Millisecond})
+	many := func(s string) string { return "[" + strings.Repeat(s+",", 500_000) + s + "]" }
+	for name, in := range map[string]*Input{
+		"messages": {Messages: []byte(many(`{"role":"user","content":""}`))},
+		"parts":    {Messages: []byte(`[{"role":"user","content":` + many(`{"type":"text","text":"a"}`) + `}]`)},
+		"tools":    {Messages: []byte(`[]`), Tools: []byte(many(`{"type":"function","function":{"name":"f"}}`))},
+		"kwargs":   {Messages: []byte(`[]`), ChatTemplateKwargs: []byte(`{"a":` + many(`0`) + `}`)},
+	} {
+		_, err := tmpl.Render(in)
+		if failure, ok := errors.AsType[*Error](err); !ok || failure.Kind != Limit {
+			t.Errorf("Render() of many %s: error %v, want one of kind %v", name, err, Limit)
+		}
+	}
+	if _, err := tmpl.Render(&Input{Messages: []byte(`[{"role":"user","content":"a"}]`)}); err != nil {
+		t.Errorf("Render() after those: %v", err)
+	}
+}
+
 // TestErrorsQuoteNothing renders conversations whose words must not appear in an error.
 func TestErrorsQuoteNothing(t *testing.T) {
 	for _, source := range []string{

@@ -1,7 +1,7 @@
 //! What one render may cost beyond minijinja's fuel: its output, and the time on the clock.
 //!
-//! A render runs on one thread from beginning to end, so its budget lives in thread-local cells that the formatter, the
-//! filters and each turn of a loop ask.
+//! A render runs on one thread from beginning to end, so its budget lives in thread-local cells that whatever works in steps
+//! asks: reading the request, its preparation, the formatter, the filters and each turn of a loop.
 
 use std::{
     cell::Cell,
@@ -23,18 +23,27 @@ thread_local! {
     static MAX_BYTES: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Starts a render's budget on this thread.
-pub fn start(max_bytes: usize, time: Duration) {
+/// A budget that counts on this thread until it is dropped, so that what runs later is not bounded by it.
+pub struct Budget(());
+
+/// Starts a request's budget: the time for all of it, and the output of each template that it runs.
+pub fn start(max_bytes: usize, time: Duration) -> Budget {
     DEADLINE.set(Instant::now().checked_add(time));
     LEFT.set(STEPS);
-    EMITTED.set(0);
     MAX_BYTES.set(max_bytes);
+    Budget(())
 }
 
-/// Ends it, so that what runs later on this thread is not bounded by it.
-pub fn stop() {
-    DEADLINE.set(None);
-    MAX_BYTES.set(usize::MAX);
+impl Drop for Budget {
+    fn drop(&mut self) {
+        DEADLINE.set(None);
+        MAX_BYTES.set(usize::MAX);
+    }
+}
+
+/// Begins to count the output anew.
+pub fn output() {
+    EMITTED.set(0);
 }
 
 pub fn too_big() -> Error {

@@ -132,6 +132,7 @@ pub enum JsonError {
     /// Half of a surrogate pair: Python reads it, but no tokenizer takes it.
     LoneSurrogate,
     NotUtf8,
+    OutOfTime,
 }
 
 impl JsonError {
@@ -141,6 +142,7 @@ impl JsonError {
             JsonError::TooDeep => "JSON nested too deeply",
             JsonError::LoneSurrogate => "a string holds half of a surrogate pair",
             JsonError::NotUtf8 => "text is not UTF-8",
+            JsonError::OutOfTime => "out of time while the request was read",
         }
     }
 }
@@ -187,6 +189,7 @@ impl<'a> Reader<'a> {
         if depth > MAX_DEPTH {
             return Err(JsonError::TooDeep);
         }
+        budget::tick().map_err(|_| JsonError::OutOfTime)?;
         match self.peek() {
             Some(b'"') => self.string_value(),
             Some(b'{') => self.object(depth),

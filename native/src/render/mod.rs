@@ -89,6 +89,10 @@ impl Failure {
         Failure::new(Status::Unsupported, text)
     }
 
+    pub fn limit(text: &str) -> Failure {
+        Failure::new(Status::Limit, text)
+    }
+
     pub fn refused(text: &str) -> Failure {
         Failure::new(Status::Refused, text)
     }
@@ -267,6 +271,7 @@ impl Templates {
         if add && cut {
             return Err(Failure::invalid("continue_final_message and add_generation_prompt exclude each other"));
         }
+        let _budget = budget::start(self.max_output_bytes, self.timeout);
         let tools = prepare::tools(request.tools)?;
         let named = self.choose(!tools.is_none())?;
         let facts = &named.program.facts;
@@ -318,6 +323,7 @@ impl Templates {
 
     /// Renders variables as they are handed to a template: no preparation but continue_final_message.
     pub fn render_context(&self, context: &[u8], cut: bool, fuel: u64) -> Result<Rendered, Failure> {
+        let _budget = budget::start(self.max_output_bytes, self.timeout);
         let context = json::parse(context)?;
         let context =
             context.downcast_object_ref::<Dict>().ok_or_else(|| Failure::invalid("the context is not an object"))?;
@@ -343,11 +349,9 @@ impl Templates {
         context.set("messages", Value::from(messages));
         let mut env = (*self.env).clone();
         env.set_fuel(Some(fuel));
-        budget::start(self.max_output_bytes, self.timeout);
+        budget::output();
         let mut text = String::new();
-        let outcome = run_program(&env, &named.program, Value::from_object(context), &mut text);
-        budget::stop();
-        outcome?;
+        run_program(&env, &named.program, Value::from_object(context), &mut text)?;
         if text.len() > self.max_output_bytes {
             return Err(budget::too_big().into());
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use minijinja::{value::ValueKind, Value};
 
 use super::{
+    budget,
     json::{self, Dict, JsonError},
     Failure,
 };
@@ -87,6 +88,7 @@ impl From<JsonError> for Failure {
         match err {
             JsonError::Syntax => Failure::invalid(err.text()),
             JsonError::TooDeep | JsonError::LoneSurrogate | JsonError::NotUtf8 => Failure::unsupported(err.text()),
+            JsonError::OutOfTime => Failure::limit(err.text()),
         }
     }
 }
@@ -157,6 +159,7 @@ pub fn conversation(messages: &[Value], rules: &Rules<'_>) -> Result<(Vec<Value>
     let mut media = Vec::new();
     let mut out = Vec::with_capacity(messages.len());
     for (i, message) in messages.iter().enumerate() {
+        budget::tick()?;
         let message = dict(message).ok_or_else(|| Failure::invalid("a message is not an object"))?;
         out.push(convert(i, message, rules, &mut media)?);
     }
@@ -373,6 +376,7 @@ fn content(index: usize, system: bool, content: Option<&Value>, rules: &Rules<'_
     let mut texts: Vec<Arc<str>> = Vec::new();
     let mut here = Vec::new();
     for (i, part) in content.try_iter().into_iter().flatten().enumerate() {
+        budget::tick()?;
         let mut read = read_part(&part)?;
         if let (true, Part::Text(text)) = (system, &read) {
             // Only texts that the request itself calls so.
