@@ -40,13 +40,14 @@ key=$(
     } | sha256sum | cut -c1-32
 )
 
-# Go does not see that a linked library changed. A header in each package that uses it makes Go build and link again.
+# Go does not see that a linked library changed. A header in each package that uses it makes Go build and link again: what it
+# defines ends up in the package, since Go does not link anew where a package was compiled to the same as before.
 stamp() {
-    local dir
+    local dir line="static const char prefixgate_native_key[] __attribute__((used)) = \"$key\";"
     for dir in internal/tokenize internal/tokenize/render; do
         [ -d "$dir" ] || continue
-        if [ "$(cat "$dir/native_stamp.h" 2>/dev/null)" != "/* $key */" ]; then
-            printf '/* %s */\n' "$key" >"$dir/native_stamp.h"
+        if [ "$(cat "$dir/native_stamp.h" 2>/dev/null)" != "$line" ]; then
+            printf '%s\n' "$line" >"$dir/native_stamp.h"
         fi
     done
 }

@@ -8,5 +8,8 @@ package tokenize
 #cgo LDFLAGS: -L${SRCDIR}/../../native/lib -ltokenizers -ldl -lm
 #include <stdlib.h>
 #include "prefixgate.h"
+#if __has_include("native_stamp.h")
+#include "native_stamp.h"
+#endif
 */
 import "C"

@@ -12,5 +12,8 @@ package render
 #cgo nocallback prefixgate_template_take
 #include <stdlib.h>
 #include "prefixgate_render.h"
+#if __has_include("native_stamp.h")
+#include "native_stamp.h"
+#endif
 */
 import "C"
