@@ -28,7 +28,8 @@ fn empty() -> tokenizers_buffer {
 /// Runs a constructor; a panic gives null and an error text.
 fn constructor(error: *mut *mut c_char, f: impl FnOnce() -> *mut c_void) -> *mut c_void {
     guard(f).unwrap_or_else(|_| {
-        set_error(error, PANICKED);
+        // SAFETY: error is the caller's, by the contract of each constructor.
+        unsafe { set_error(error, PANICKED) };
         ptr::null_mut()
     })
 }

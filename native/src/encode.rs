@@ -144,17 +144,14 @@ fn extra_tokens(json: &[u8]) -> Result<Vec<ExtraToken>, String> {
 }
 
 fn handle(made: Result<Result<Encoder, String>, String>, error: *mut *mut c_char) -> *mut Encoder {
-    match made {
-        Ok(Ok(encoder)) => Box::into_raw(Box::new(encoder)),
-        Ok(Err(text)) => {
-            set_error(error, &text);
-            ptr::null_mut()
-        }
-        Err(panic) => {
-            set_error(error, &format!("the encoder panicked while loading: {panic}"));
-            ptr::null_mut()
-        }
-    }
+    let text = match made {
+        Ok(Ok(encoder)) => return Box::into_raw(Box::new(encoder)),
+        Ok(Err(text)) => text,
+        Err(panic) => format!("the encoder panicked while loading: {panic}"),
+    };
+    // SAFETY: error is the caller's, by the contract of each constructor.
+    unsafe { set_error(error, &text) };
+    ptr::null_mut()
 }
 
 /// See include/prefixgate.h.

@@ -27,14 +27,17 @@ pub fn guard<T>(f: impl FnOnce() -> T) -> Result<T, String> {
 }
 
 /// Stores `text` as a C string in `*error`, to be freed with `tokenizers_free_string`. Null bytes are dropped.
-pub fn set_error(error: *mut *mut c_char, text: &str) {
+///
+/// # Safety
+/// `error` must be null or point to where a pointer may be written.
+pub unsafe fn set_error(error: *mut *mut c_char, text: &str) {
     if error.is_null() {
         return;
     }
     let clean: Vec<u8> = text.bytes().filter(|&b| b != 0).collect();
     // CString::new cannot fail without null bytes.
     let owned = CString::new(clean).unwrap_or_default();
-    unsafe { *error = owned.into_raw() };
+    *error = owned.into_raw();
 }
 
 /// The bytes that Go handed over. A null pointer counts as empty.

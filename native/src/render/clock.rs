@@ -99,7 +99,7 @@ pub fn strftime(t: &Moment, format: &str) -> Result<String, Error> {
                 _ => format!("{n:>width$}"),
             }
         };
-        let hour12 = i64::from(if t.hour % 12 == 0 { 12 } else { t.hour % 12 });
+        let hour12 = i64::from(if t.hour.is_multiple_of(12) { 12 } else { t.hour % 12 });
         let day = DAYS[t.weekday as usize % 7];
         let month = MONTHS[(t.month as usize).saturating_sub(1) % 12];
         let text = match c {

@@ -447,6 +447,7 @@ impl Copier {
                 filter(filters::SLICE, on, bounds, span)
             }
             Expr::UnaryOp(e) => {
+                #[allow(clippy::needless_match)] // it cannot be copied or cloned
                 let op = match e.op {
                     ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
                     ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,

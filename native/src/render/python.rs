@@ -389,7 +389,7 @@ pub const NESTING_FUEL: u64 = 8;
 fn collect(state: &State, value: &Value, out: &mut Vec<Value>) -> Result<(), Error> {
     for item in value.try_iter()?.checked() {
         out.push(item?);
-        if out.len() % 64 == 0 {
+        if out.len().is_multiple_of(64) {
             budget::tick()?;
         }
     }
