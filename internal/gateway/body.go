@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -87,9 +88,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, grace time.Du
 		if errors.Is(err, io.EOF) {
 			return buf, nil
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			refuseRest(w)
-		}
+		refuseRest(w)
 		return nil, bodyError(err, limit)
 	}
 }
@@ -122,9 +121,20 @@ func bodyError(err error, limit int64) *openai.Error {
 	return errBodyFraming
 }
 
-// refuseRest makes the server close the connection after the answer instead of reading what else the client sends.
+// refuseRest makes the server close the connection after the answer instead of reading what else the client sends, but not at
+// once: a connection that is closed with something unread is reset, and the answer may be lost with it. The server knows how to
+// wait for a moment, and does so where it is told that a body's limit was hit. Only a MaxBytesReader can tell it, through its own
+// writer, which is below gin's.
 func refuseRest(w http.ResponseWriter) {
-	w.Header().Set("Connection", "close")
+	for {
+		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			break
+		}
+		w = outer.Unwrap()
+	}
+	over := http.MaxBytesReader(w, io.NopCloser(strings.NewReader("x")), 0)
+	_, _ = over.Read(make([]byte, 1)) // always one byte too many
 }
 
 // limitedBody is a streamed body; it remembers why it could not be read to its end. The proxy's transport reads it from a

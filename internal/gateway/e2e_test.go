@@ -481,6 +481,7 @@ func testConfigUnreachable() *config.Config {
 	return c
 }
 
+// The answer arrives although most of the body was never read: elsewhere, and here at first, the connection was reset on the way.
 func TestBodyLimit(t *testing.T) {
 	e := startEngine(t, oneModel, answerOK)
 	c := testConfig(e.URL)

@@ -120,6 +120,7 @@ func (x *exchange) forward(body []byte) {
 	case o.Result == proxy.ResultClientGone:
 		x.forwarded.Abort = true // or the server would answer for us, with an empty 200
 	case o.Result == proxy.ResultBadBody:
+		refuseRest(x.w)
 		x.refuse(x.limited.failed.Load(), outcomeRejected)
 	default:
 		x.refuse(failure(o.Result, x.g), x.result)
