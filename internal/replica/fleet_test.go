@@ -40,21 +40,21 @@ vllm:num_requests_running{engine="0",model_name="m"} %d
 vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",engine="0"} 1.0
-vllm:prompt_tokens_total{engine="0"} %d
+vllm:prompt_tokens_total{engine="0"} 0
 vllm:prompt_tokens_cached_total{engine="0"} 0
 vllm:generation_tokens_total{engine="0"} 0
 process_start_time_seconds %s
 `
 
-func (e *engine) set(running, prompt int, start string) {
-	e.metrics.Store(new(fmt.Sprintf(plainMetrics, running, prompt, start)))
+func (e *engine) set(running int, start string) {
+	e.metrics.Store(new(fmt.Sprintf(plainMetrics, running, start)))
 }
 
 func newEngine(t *testing.T) *engine {
 	t.Helper()
 	e := &engine{polled: make(chan string, 1000)}
 	e.health.Store(200)
-	e.set(2, 0, "1.79608844762e+09")
+	e.set(2, "1.79608844762e+09")
 	e.models.Store(new(`{"object":"list","data":[{"id":"m","root":"r","parent":null,"max_model_len":4096},{"id":"lora-a","parent":"m","root":"/l"}]}`))
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e.auth.Store(new(r.Header.Get("Authorization")))
@@ -304,7 +304,7 @@ func TestOneBadEndpointDoesNotHurtTheOthers(t *testing.T) {
 	until(t, f, 0, "healthy", healthy)
 	until(t, f, 1, "healthy", healthy)
 	before := runtime.NumGoroutine()
-	good.set(7, 0, "1.79608844762e+09")
+	good.set(7, "1.79608844762e+09")
 	until(t, f, 2, "read again", func(s Snapshot) bool { return s.Running == 7 })
 	for range 200 {
 		<-good.polled
@@ -591,7 +591,7 @@ func TestRestartIsAnotherID(t *testing.T) {
 	if got := <-gone; got != (ID{e.URL, 0}) {
 		t.Errorf("gone = %v, want the ID without a start", got)
 	}
-	e.set(0, 0, "1.79608844863e+09")
+	e.set(0, "1.79608844863e+09")
 	second := ID{e.URL, 1796088448630000}
 	until(t, f, 0, "restarted", func(s Snapshot) bool { return s.ID == second })
 	if got := <-gone; got != first {
@@ -617,6 +617,18 @@ func TestRestartIsAnotherID(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("Run = %v", err)
 	}
+}
+
+// A replica that came back with another model used to be sent requests for its former one until the next regular reading.
+func TestRestartReadsModelsAnew(t *testing.T) {
+	e := newEngine(t)
+	opts := fastOptions(e.URL)
+	opts.ModelsInterval = time.Hour
+	f, _, _ := newFleet(t, opts, true)
+	until(t, f, 0, "known", func(s Snapshot) bool { return len(s.Models) == 2 && s.ID.Start != 0 })
+	e.models.Store(new(`{"object":"list","data":[{"id":"other"}]}`))
+	e.set(0, "1.79608844863e+09")
+	until(t, f, 0, "known by its other model", func(s Snapshot) bool { return len(s.Models) == 1 && s.Models[0].ID == "other" })
 }
 
 func TestHiddenStartShowsByCounters(t *testing.T) {

@@ -82,6 +82,7 @@ type instance struct {
 	progress  float64 // Sum of counters at the last progress.
 	movedAt   time.Time
 	models    []Model
+	outdated  bool // The models are those of an earlier life.
 }
 
 func newInstance(f *Fleet, addr, key string, t Target) *instance {
@@ -232,6 +233,7 @@ func (in *instance) scraped(now time.Time, s sample, missing []string) {
 		}
 		in.start = start
 		in.fill = FillRate{}
+		in.outdated = true
 		in.movedAt = time.Time{}
 	}
 	in.load = s

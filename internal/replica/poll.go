@@ -112,7 +112,7 @@ func (in *instance) pollMetrics(ctx context.Context) {
 			in.scrapeErrors[pollMetrics].Add(1)
 			in.scrapeFailed(time.Now(), reason(err))
 		}
-		if now := time.Now(); now.Sub(modelsAt) >= in.fleet.opts.ModelsInterval || !in.hasModels() {
+		if now := time.Now(); now.Sub(modelsAt) >= in.fleet.opts.ModelsInterval || !in.knowsModels() {
 			switch err := in.readModels(ctx); {
 			case ctx.Err() != nil:
 				return
@@ -128,10 +128,11 @@ func (in *instance) pollMetrics(ctx context.Context) {
 	}
 }
 
-func (in *instance) hasModels() bool {
+// knowsModels says whether the models of the engine's present life have been read: a replica may come back with another one.
+func (in *instance) knowsModels() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return len(in.models) > 0
+	return len(in.models) > 0 && !in.outdated
 }
 
 // get sends a GET with the replica's key.
@@ -190,7 +191,7 @@ func (in *instance) readModels(ctx context.Context) error {
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.models = models
+	in.models, in.outdated = models, false
 	return nil
 }
 
