@@ -68,8 +68,8 @@ func (f *fleet) start(name, program string, args ...string) (*process, error) {
 
 // watch reads the program's log until it ends.
 func (p *process) watch(out io.Reader, log io.Writer) {
-	defer close(p.exited)
 	defer close(p.addr)
+	defer close(p.exited) // first: who sees that there is no address may look whether the program has ended
 	lines := bufio.NewScanner(out)
 	found := false
 	for lines.Scan() {
