@@ -23,6 +23,7 @@ type health struct {
 	met atomic.Bool
 
 	mu       sync.Mutex
+	lost     bool      // Redis is left alone; guarded by mu
 	lastErr  error     // guarded by mu
 	since    time.Time // when Redis was lost; guarded by mu
 	told     time.Time // when an outage was last logged; guarded by mu
@@ -62,8 +63,14 @@ func (h *health) outcome(err error) {
 	h.meet(err)
 }
 
+// meet notes the first answer ever. Redis may be lost again by the time this runs, and then the gauge is changed's.
 func (h *health) meet(err error) {
-	if err == nil && !h.met.Swap(true) {
+	if err != nil || h.met.Swap(true) {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.lost {
 		h.metrics.up.Set(1)
 	}
 }
@@ -92,6 +99,7 @@ func (h *health) changed(from, to gobreaker.State) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
+	h.lost = to != gobreaker.StateClosed
 	switch {
 	case from == gobreaker.StateClosed:
 		h.metrics.up.Set(0)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -19,6 +20,7 @@ import (
 	"prefixgate/internal/replica"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -261,5 +263,23 @@ func TestMetricsRegisterOnce(t *testing.T) {
 	NewMemory(Options{}, reg)
 	if _, err := reg.Gather(); err != nil {
 		t.Error(err)
+	}
+}
+
+// The first answer of Redis, told late, used to set redis_up of a Redis that had been lost meanwhile.
+func TestTheFirstAnswerToldLate(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	m := newMetrics(reg)
+	m.withRedis(reg)
+	h := newHealth(1, time.Hour, slog.New(slog.DiscardHandler), m)
+	h.outcome(errors.New("connection refused"))
+	h.meet(nil) // of an exchange before that
+	if up := testutil.ToFloat64(m.up); up != 0 || h.usable() {
+		t.Errorf("redis_up = %v while Redis is left alone", up)
+	}
+	h = newHealth(1, time.Hour, slog.New(slog.DiscardHandler), m)
+	h.outcome(nil)
+	if up := testutil.ToFloat64(m.up); up != 1 {
+		t.Errorf("redis_up = %v after the first answer, want 1", up)
 	}
 }
