@@ -273,15 +273,16 @@ func (l *traffic) settled() {
 	// Two gateways that write one run in the same millisecond may undo each other's change until the next touch; nothing of
 	// the load may still be on its way.
 	for _, g := range l.gws {
-		flush(l.tb, g.Redis)
+		l.soon("Flush", func() error { return g.Flush(l.tb.Context()) })
 	}
 	holders := indextest.Holders(l.replicas)
 	dst := make([]int, l.replicas)
+	match := func(g *gateway, c []block.Hash) {
+		l.soon("Match", func() error { return g.Match(l.tb.Context(), c, holders, dst) })
+	}
 	for _, g := range l.gws {
 		for _, c := range l.prompts {
-			if err := g.Match(l.tb.Context(), c, holders, dst); err != nil {
-				l.tb.Fatalf("Match after the fault: %v", err)
-			}
+			match(g, c)
 			// What this gateway alone knows, it tells.
 			for r, n := range dst {
 				if n > 0 {
@@ -289,19 +290,32 @@ func (l *traffic) settled() {
 				}
 			}
 		}
-		flush(l.tb, g.Redis)
+		l.soon("Flush", func() error { return g.Flush(l.tb.Context()) })
 	}
 	want := make([]int, l.replicas)
 	for i, c := range l.prompts {
 		for k, g := range l.gws {
-			if err := g.Match(l.tb.Context(), c, holders, dst); err != nil {
-				l.tb.Fatalf("Match after the fault: %v", err)
-			}
+			match(g, c)
 			if k == 0 {
 				copy(want, dst)
 			} else if !slices.Equal(dst, want) {
 				l.tb.Errorf("prompt %d: gateway %d finds %v, gateway 0 %v", i, k, dst, want)
 			}
+		}
+	}
+}
+
+// soon calls do until it succeeds. After a fault the client may go on for a second to return the last error of a dial without
+// dialing, or have connections that are only now cut off; an answer that is wrong is never excused.
+func (l *traffic) soon(what string, do func() error) {
+	l.tb.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := do()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			l.tb.Fatalf("%s after the fault: %v", what, err)
 		}
 	}
 }

@@ -23,13 +23,22 @@ import (
 // test.
 func (s *RedisServer) Do(args ...string) string {
 	s.tb.Helper()
+	out, err := s.Try(args...)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	return out
+}
+
+// Try is Do for a server that may be just starting or changing its role: what goes wrong is returned.
+func (s *RedisServer) Try(args ...string) (string, error) {
 	host, port, _ := net.SplitHostPort(s.Addr)
 	cli := append([]string{"-h", host, "-p", port, "-e"}, args...)
 	out, err := exec.Command("redis-cli", cli...).CombinedOutput() //nolint:noctx // a test helper; ends by itself
 	if err != nil {
-		s.tb.Fatalf("redis-cli %s: %v: %s", strings.Join(args, " "), err, out)
+		return "", fmt.Errorf("redis-cli %s: %w: %s", strings.Join(args, " "), err, out)
 	}
-	return strings.TrimRight(string(out), "\r\n")
+	return strings.TrimRight(string(out), "\r\n"), nil
 }
 
 // Port returns the port of Addr.
