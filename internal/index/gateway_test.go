@@ -146,8 +146,9 @@ func eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	start := time.Now()
 	for !ok() {
-		if time.Since(start) > 40*time.Second {
-			tb.Fatalf("no %s after 40 s", what)
+		// Sentinels that find their clock jumping, as it seems to on a busy machine, do nothing for half a minute.
+		if time.Since(start) > 2*time.Minute {
+			tb.Fatalf("no %s after 2 minutes", what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
